@@ -204,6 +204,7 @@ def build() -> Schema:
         name=text(r"^([a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?)?$"),
         image=IMAGE,
         identity=table(existingSecret=SECRET),
+        transport=table(existingSecret=SECRET),
         config=participant_config,
         caBundle=table(existingSecret=SECRET, existingConfigMap=SECRET, key=FILE_KEY),
         directory=table(existingSecret=SECRET, existingConfigMap=SECRET, key=FILE_KEY, use=BOOLEAN),

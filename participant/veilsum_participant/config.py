@@ -225,6 +225,8 @@ class ParticipantConfig(RouteSettings):
         device: where networks and encoders are computed, ``cpu``, ``cuda:N`` or ``auto``
             (:mod:`veilsum_privacy.training.device`).
         budgets: first budgets by population.
+        isolation: ``processes`` keeps the network, the keys and the records in processes of their own, each confined to what
+            it is for (:mod:`veilsum_participant.roles`); ``none`` runs all in one, which no kernel confines.
         hooks: commands of the site's own that are told what happens.
         retention: what the site erases by itself, and when.
         policy: what the site agrees to.
@@ -240,6 +242,7 @@ class ParticipantConfig(RouteSettings):
     encoders: dict[Name, EncoderConfig] = Field(default_factory=dict)
     device: DeviceName = "cpu"
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
+    isolation: Literal["processes", "none"] = "none"
     hooks: HooksConfig = HooksConfig()
     retention: RetentionConfig = RetentionConfig()
     policy: Policy = Policy()

@@ -24,8 +24,8 @@ from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, Misuse, raising
 from veilsum_node.fields import Frozen, Name
 from veilsum_node.identity.files import read_file
-from veilsum_participant.query import ENCODINGS, PLAIN, Bucket, Dialect, Images, Source, SourceQuery, TextFile
-from veilsum_privacy.study.schema import ColumnName
+from veilsum_participant.query import ENCODINGS, PLAIN, Bucket, Dialect, Images, Source, SourceQuery, TextFile, is_csv, is_json
+from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 
 Side = Annotated[StrictInt, Field(ge=1, le=4096)]
 
@@ -291,3 +291,16 @@ class EncoderConfig(Frozen):
     """
 
     path: Path
+
+
+def header_conflict(schema: DatasetSchema) -> str:
+    """What schema and owner of a CSV file say of its first line where they differ."""
+    said = ("holds records", "names the columns")
+    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
+
+
+def named_in_records(offered: DatasetConfig) -> bool:
+    """Whether the names of a dataset's columns stand in a line that could be a record: of CSV, and of a query on CSV."""
+    if offered.file is not None:
+        return offered.header and is_csv(offered.file)
+    return any(is_csv(path) and not is_json(path) for path in offered.files.values())

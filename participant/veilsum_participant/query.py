@@ -155,3 +155,39 @@ def pixel_names(shape: tuple[int, int, int]) -> list[str]:
 
 Source: TypeAlias = Path | Bucket | TextFile | SourceQuery | Images
 """A file, a folder or a glob of Parquet files; the same in S3; a query; or one of these with images."""
+
+PARQUET = (".parquet", ".pq")
+"""Suffixes of Parquet files."""
+
+
+def is_csv(file: Path | Bucket | TextFile) -> bool:
+    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix; a folder holds Parquet.
+
+    In S3 an object of CSV ends in .csv.
+    """
+    if isinstance(file, Path):
+        return file.suffix.lower() not in (*PARQUET, ".npz") and not file.is_dir()
+    return isinstance(file, TextFile) or file.csv
+
+
+def is_npz(file: Path | Bucket | TextFile) -> bool:
+    """Whether a file is an archive of NumPy's arrays."""
+    return isinstance(file, Path) and file.suffix.lower() == ".npz"
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file of a name, or a glob of several, holds JSON."""
+    return is_document(path) or _suffix(path) in (".ndjson", ".jsonl")
+
+
+def is_document(path: Path) -> bool:
+    """Whether a file holds one JSON document, in any number of lines."""
+    return _suffix(path) == ".json"
+
+
+def _suffix(path: Path) -> str:
+    """The last suffix, before that of a compression."""
+    name = path.name.lower()
+    for packed in (".gz", ".bz2", ".xz", ".zst"):
+        name = name.removesuffix(packed)
+    return Path(name).suffix

@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
-import pyarrow
 from sqlalchemy import Connection
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.database import Database
-from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Credentials, key_fingerprint
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.identity.directory import Directory
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.data import check_structure, load_records
-from veilsum_participant.data.encoders import find_encoder
-from veilsum_participant.data.quality import most_unmatched
-from veilsum_participant.data.snapshot import RecordsDigest, records_digest
-from veilsum_participant.data.stream import BATCH, comes_in_batches, record_bytes, stream_records
+from veilsum_participant.datasets import DAY, Datasets, Reading, Snapshot
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
@@ -39,9 +33,9 @@ from veilsum_privacy.computation.contribution import Graphs
 from veilsum_privacy.computation.rehearsal import few_records
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.securesum.context import NONCE_BYTES
-from veilsum_privacy.study.encoder import Encoder, Program
+from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.schema_file import load_schema
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
@@ -110,36 +104,6 @@ COMPLETE = (
 )
 
 
-class Reading:
-    """A dataset's records in batches, to be read once.
-
-    Attributes:
-        digest: of a query's records (32 bytes), once all were read; None before, and of a file.
-    """
-
-    def __init__(self, batches: Iterable[Records], digest: bytes | RecordsDigest | None) -> None:
-        self._batches = batches
-        self._growing = digest if isinstance(digest, RecordsDigest) else None
-        self.digest = None if isinstance(digest, RecordsDigest) else digest
-
-    def __iter__(self) -> Iterator[Records]:
-        yield from self._batches if self._growing is None else map(self._added, self._batches)
-        if self._growing is not None:
-            self.digest = self._growing.digest()
-
-    def _added(self, batch: Records) -> Records:
-        if self._growing is not None:
-            self._growing.add(batch)
-        return batch
-
-
-class Snapshot(NamedTuple):
-    """A dataset as it was when it was read; ``digest`` is that of a query's records, 32 bytes, and None for a file."""
-
-    records: Records
-    digest: bytes | None
-
-
 @dataclass
 class Site:
     """A participant's dependencies.
@@ -159,6 +123,7 @@ class Site:
         reads_only: whether the database was opened to read; then nothing is made or brought up to date in it.
         agreed: the study of signed bytes; remembered, for every message of a study needs it.
         tried: what was computed without records, by this process.
+        datasets: what reads the records.
     """
 
     config: ParticipantConfig
@@ -180,10 +145,7 @@ class Site:
     nonce: bytes = field(init=False)
     agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
     tried: Tried = field(init=False, default_factory=Tried, repr=False)
-    _records: dict[tuple[str, str], Snapshot] = field(init=False, default_factory=dict, repr=False)
-    _latest: tuple[str, DatasetSchema, Snapshot] | None = field(init=False, default=None, repr=False)
-    _encoders: dict[Program, Encode] = field(init=False, default_factory=dict, repr=False)
-    _caches: threading.Lock = field(init=False, default_factory=threading.Lock, repr=False)
+    datasets: Datasets = field(kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
@@ -191,8 +153,6 @@ class Site:
         self.ledger_known.set()
         if not self.reads_only:
             create_tables(self.database)
-        # Arrow's first conversion imports pandas where that is installed: not while records are read, nor in a thread.
-        pyarrow.array([])
 
     @property
     def name(self) -> str:
@@ -260,49 +220,16 @@ class Site:
 
     def read(self, dataset: str, schema: DatasetSchema) -> Snapshot:
         """:meth:`records`, and of a query what they were then."""
-        with self._caches:
-            if (known := self._known(dataset, schema)) is not None:
-                return known
-            key = (dataset, schema.model_dump_json())
-            found = self._records.get(key)
-            if found is None:
-                offered = self.config.datasets[dataset]
-                records, counts = load_records(offered.origin(dataset), schema, offered.subject, header=offered.header)
-                LOG.info("dataset %s is read", dataset)
-                LOG.debug("dataset %s: %s", dataset, counts)
-                found = Snapshot(records, records_digest(records) if offered.source == "sql" else None)
-                self._records = {key: found}
-            self._latest = (dataset, schema, found)
-            return found
+        return self.datasets.read(dataset, self.config.datasets[dataset], schema)
 
-    def batches(self, dataset: str, schema: DatasetSchema, *, by_subject: bool) -> Reading:
-        """:meth:`read` in batches, each with all records of its subjects if they are to be ``by_subject``. A dataset that the
-        schema lets be larger than its ``memory`` is read as they are taken, and not kept.
-
-        Raises:
-            DataError, Unavailable: as :func:`veilsum_participant.data.load_records`, here or as they are taken.
-        """
+    def batches(self, dataset: str, schema: DatasetSchema, *, by_subject: bool, seconds: float = DAY) -> Reading:
+        """As :meth:`.Datasets.batches`."""
         offered = self.config.datasets[dataset]
-        subject = offered.subject if by_subject or offered.source == "sql" else None
-        with self._caches:
-            known = self._known(dataset, schema)
-        large = record_bytes(schema) * schema.max_records > offered.memory << 20
-        if known is None and large and comes_in_batches(origin := offered.origin(dataset)):
-            rows = max(1, min(BATCH, (offered.memory << 20) // 4) // record_bytes(schema))
-            persons = max(1, (offered.memory << 20) // record_bytes(schema))
-            found = stream_records(origin, schema, subject, header=offered.header, rows=rows, persons=persons)
-            return Reading(found, RecordsDigest() if offered.source == "sql" else None)
-        return self.whole(dataset, schema)
+        return self.datasets.batches(dataset, offered, schema, by_subject=by_subject, seconds=seconds)
 
-    def whole(self, dataset: str, schema: DatasetSchema) -> Reading:
+    def whole(self, dataset: str, schema: DatasetSchema, *, seconds: float = DAY) -> Reading:
         """:meth:`read` in one batch."""
-        found = self.read(dataset, schema)
-        return Reading([found.records], found.digest)
-
-    def _known(self, dataset: str, schema: DatasetSchema) -> Snapshot | None:
-        latest = self._latest
-        same = latest is not None and latest[0] == dataset and latest[1] is schema  # the very same schema needs no comparison
-        return latest[2] if latest is not None and same else None
+        return self.datasets.whole(dataset, self.config.datasets[dataset], schema, seconds=seconds)
 
     def hold_against_schemas(self) -> None:
         """Find what share of which dataset's cells matches nothing in the site's own schema of it, where it states one.
@@ -312,9 +239,7 @@ class Site:
         """
         for name, offered in self.config.datasets.items():
             if offered.schema_file is not None:
-                schema = load_schema(offered.schema_file)
-                share = most_unmatched(offered.origin(name), schema, subject=offered.subject, header=offered.header)
-                self.unmatched[name] = share
+                self.unmatched[name] = self.datasets.unmatched(name, offered)
 
     def withheld(self, dataset: str) -> bool:
         """Whether more of a dataset's cells match nothing than the site wants to take part with."""
@@ -323,45 +248,25 @@ class Site:
         return most is not None and self.unmatched.get(dataset, 0.0) > most
 
     def structure_faults(self, dataset: str, schema: DatasetSchema) -> Iterator[Refusal]:
-        """Whether an offered dataset can be read under a schema, told without reading a record of it.
+        """As :meth:`.Datasets.structure_faults`."""
+        return self.datasets.structure_faults(dataset, self.config.datasets[dataset], schema)
 
-        The schema's columns are among those that the site states, where it has to
-        (:func:`veilsum_participant.policy.column_faults`).
-
-        Raises:
-            Unavailable: its database is away.
-        """
-        if self._known(dataset, schema) is not None:
-            return
-        try:
-            offered = self.config.datasets[dataset]
-            origin = offered.origin(dataset)
-            check_structure(origin, schema, subject=offered.subject, header=offered.header, columns=offered.columns)
-        except (DataError, ConfigurationError) as error:
-            yield Refusal(RefusalCode.DATASET, error.message, error.advice)
-
-    def encoder_faults(self, encoder: Encoder | None) -> Iterator[Refusal]:
+    def encoder_faults(self, study: Study) -> Iterator[Refusal]:
         """Whether the site has the program that a study names, and it treats every made-up record by itself."""
         try:
-            self.encoder(encoder)
+            self.encoder(study)
         except Refusal as refusal:
             yield refusal
 
-    def encoder(self, encoder: Encoder | None) -> Encode | None:
+    def encoder(self, study: Study) -> Encode | None:
         """The program that a study names, from this site's own file; None where it names none.
 
         Raises:
             Refusal: the site has no such program, or it cannot be loaded.
         """
-        if not isinstance(encoder, Program):
+        if not isinstance(study.encoder, Program):
             return None
-        with self._caches:
-            if encoder not in self._encoders:
-                try:
-                    self._encoders = {encoder: find_encoder(self.config.encoders, encoder)}
-                except VeilsumError as error:
-                    raise Refusal(RefusalCode.TASK, error.message, error.advice) from error
-            return self._encoders[encoder]
+        return self.datasets.encoder(study.dataset, self.config.encoders, study.encoder, self.config.device)
 
 
 def check_key(connection: Connection, credentials: Credentials) -> None:

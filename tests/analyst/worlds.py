@@ -62,7 +62,7 @@ class World:
         path = site.config.datasets[DATASET].path
         columns = {f"x{index}": features[:, index] for index in range(features.shape[1])}
         np.savez(path, **columns, y=labels.astype(str), subject=np.arange(len(labels)) // 2)
-        site._records, site._latest = {}, None
+        site.datasets.let_go()
 
     @property
     def failures(self) -> int:

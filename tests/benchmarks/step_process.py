@@ -92,13 +92,13 @@ class Watch:
         from veilsum_coordinator.storage.journal import SqlJournal
         from veilsum_participant.protocol.core import ParticipantCore
         from veilsum_participant.protocol.openings import Openings
-        from veilsum_participant.session.channel import GrpcChannel
+        from veilsum_participant.session.channel import SiteChannel
 
         after(SqlJournal, "release", lambda *_: self._mark())
         after(Openings, "on_released", lambda *_: self._mark())
-        after(GrpcChannel, "fetch", lambda found, *_: self._count("fetched", found))
-        after(ParticipantCore, "handle", lambda _, directive, *__: self._count("fetched", directive.SerializeToString()))
-        after(GrpcChannel, "upload", lambda _, __, payload: self._count("sent", *map(bytes, payload.pieces)))
+        after(SiteChannel, "fetch", lambda found, *_: self._count("fetched", found))
+        after(ParticipantCore, "handle", lambda _, directive, *__: self._count("fetched", directive.to_bytes()))
+        after(SiteChannel, "upload", lambda _, __, payload: self._count("sent", *map(bytes, payload.pieces)))
 
     def follow_memory(self) -> None:
         """Note a coordinator's peak memory in every part of a study, and what it holds at that part's end."""

@@ -64,9 +64,9 @@ def expected(cohort: str) -> np.ndarray:
     return np.concatenate([*parts, np.bincount(labels, minlength=2)])
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    with running_processes(tmp_path_factory.mktemp("federation"), DATA, waits=WAITS) as processes:
+@pytest.fixture(scope="module", params=["none", pytest.param("processes", marks=pytest.mark.system)])
+def network(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Processes]:
+    with running_processes(tmp_path_factory.mktemp("federation"), DATA, waits=WAITS, isolation=request.param) as processes:
         yield processes
 
 

@@ -14,15 +14,14 @@ import grpc
 import numpy as np
 import pytest
 
+from support.channels import OpenChannel
 from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
 from support.federation import make_request, schema_of
 from support.links import BadLink, bad_link
 from support.network import wait_for
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.identity import load_credentials
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.session.channel import GrpcChannel
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
@@ -66,11 +65,11 @@ def _encoding(study: Study, members: int) -> OneTimePlan:
     return AgreedStudy(study).task("statistics").plan(members, members).encoding
 
 
-def _dial(network: FaultedProcesses, stack: ExitStack, name: str) -> GrpcChannel:
+def _dial(network: FaultedProcesses, stack: ExitStack, name: str) -> OpenChannel:
     credentials = load_credentials(network.directory(name) / "identity", int(time.time()))
     raw = stack.enter_context(open_channel(network.address, credentials))
-    channel = GrpcChannel(raw, credentials)
-    channel.hello(SYSTEM_RANDOM.bytes(32), int(time.time()))
+    channel = OpenChannel(raw, credentials)
+    channel.hello()
     return channel
 
 

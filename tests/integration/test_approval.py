@@ -17,6 +17,7 @@ from support.federation import make_bed, make_data, make_request, open_test_site
 from support.hostile import Adversary, altered, make_adversary
 from support.network import running_client, running_server, submit, wait_for
 from support.processes import Processes, running_processes
+from veilsum.local.federation import as_directive
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.cli import main
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
@@ -51,7 +52,7 @@ def ask(attack: Adversary, name: str = "a") -> str:
     channel = attack.channels[name]
     channel.objects = {pb.OBJECT_KIND_STUDY: attack.study_object()}
     before = len(channel.said)
-    attack.cores[name].handle(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=attack.key), channel)
+    attack.cores[name].handle(as_directive(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=attack.key)), channel)
     said = channel.said[before:]
     assert len(said) <= 1
     return said[0].call if said else ""

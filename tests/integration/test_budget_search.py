@@ -11,6 +11,7 @@ import pytest
 
 from support.federation import DATASET, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary, altered
+from veilsum.local.federation import as_directive
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -218,7 +219,9 @@ def test_what_the_operator_approved_is_not_held_back(tmp_path: Path) -> None:
         searcher.prepare(0.02)
         before = len(channel.said)
         channel.objects = {pb.OBJECT_KIND_STUDY: searcher.attack.study_object()}
-        searcher.attack.cores["a"].handle(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=searcher.attack.key), channel)
+        searcher.attack.cores["a"].handle(
+            as_directive(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=searcher.attack.key)), channel
+        )
         return len(channel.said) - before
 
     assert submit() == 0  # it waits, and nothing is said

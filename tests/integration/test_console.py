@@ -120,8 +120,8 @@ def test_looking_writes_nothing(attack: Adversary, monkeypatch: pytest.MonkeyPat
     for name in ("open_database", "Database.transaction"):
         monkeypatch.setattr(f"veilsum_node.database.{name}", forbidden)
     monkeypatch.setattr("veilsum_participant.session.client.open_database", forbidden)
-    monkeypatch.setattr("veilsum_participant.site.load_records", forbidden)
-    monkeypatch.setattr("veilsum_participant.site.check_structure", forbidden)
+    monkeypatch.setattr("veilsum_participant.data.local.load_records", forbidden)
+    monkeypatch.setattr("veilsum_participant.data.local.check_structure", forbidden)
     for page in PAGES:
         if not page.form:
             assert visitor.client.get(place(page, attack.key)).status_code == 200, page.path

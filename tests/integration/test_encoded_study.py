@@ -14,7 +14,8 @@ from torch import nn
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
-from veilsum_participant import site as site_module
+from veilsum_participant.data import encoders as encoders_module
+from veilsum_participant.data import local as local_module
 from veilsum_participant.dataset_config import EncoderConfig
 from veilsum_participant.policy import term_faults
 from veilsum_privacy.ledger import Kind
@@ -104,10 +105,12 @@ def test_a_program_that_joins_records_is_refused_when_a_site_enrols(
     buffer = io.BytesIO()
     torch.jit.save(torch.jit.script(Counting()), buffer)
     read: list[str] = []
-    monkeypatch.setattr(site_module, "load_records", lambda *_, **__: read.append("read"))
+    monkeypatch.setattr(local_module, "load_records", lambda *_, **__: read.append("read"))
     loaded: list[Program] = []
-    real = site_module.find_encoder
-    monkeypatch.setattr(site_module, "find_encoder", lambda encoders, named: (loaded.append(named), real(encoders, named))[1])
+    real = encoders_module.find_encoder
+    monkeypatch.setattr(
+        encoders_module, "find_encoder", lambda encoders, named: (loaded.append(named), real(encoders, named))[1]
+    )
     _, honest, declared = program
     for data, said in ((buffer.getvalue(), "refuse"), (honest, "enrol")):
         named = declared.model_copy(update={"inputs": (INPUTS,), "sha256": hashlib.sha256(data).hexdigest()})

@@ -7,9 +7,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import grpc
 import pytest
 
+from support.channels import OpenChannel
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from support.renewing import renew, sign_again
@@ -23,13 +23,13 @@ from veilsum_node.identity.renewal import DAY
 from veilsum_node.identity.tls import CERTIFICATE_FILE
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import UnreachableError, probe_tls
+from veilsum_participant.boundary.front import ObjectKind, Status
 from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.open_studies import check_certificates, load_open_study
-from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.session.channel import UndeliveredError
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import enrol
 from veilsum_privacy.study.study import study_digest
-from veilsum_proto import federation_pb2 as pb
 
 
 @pytest.fixture
@@ -79,15 +79,14 @@ def test_a_caller_whose_certificate_ends_during_its_session(bed: TestBed, caplog
     credentials = bed.sites["a"].credentials
     ends = moment(credentials.identity.not_after)
     with running_server(bed) as (_, address), open_channel(address, credentials) as raw:
-        channel = GrpcChannel(raw, credentials, bed.clock)
-        channel.hello(bytes(32), bed.clock())
+        channel = OpenChannel(raw, credentials, bed.clock)
+        channel.hello()
         # the handshake went by the system's clock; what follows goes by this one
         bed.clock.now = credentials.identity.not_after + 1
-        with pytest.raises(grpc.RpcError) as raised:
-            channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32))
-        assert isinstance(raised.value, grpc.Call)
-        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert f"participant a has expired: it ended on {ends}" in str(raised.value.details())
+        with pytest.raises(UndeliveredError) as raised:
+            channel.fetch(ObjectKind.MIRRORED, bytes(32))
+        assert raised.value.status is Status.UNAUTHENTICATED
+        assert f"participant a has expired: it ended on {ends}" in raised.value.details
     assert f"rejected (unauthenticated): The certificate of participant a has expired: it ended on {ends}" in caplog.text
 
 
@@ -116,11 +115,11 @@ def test_a_coordinators_that_ends_in_a_session_is_asked_for_again(bed: TestBed) 
     with ExitStack() as stack:
         server, address = stack.enter_context(running_server(bed))
         raw = stack.enter_context(open_channel(address, site.credentials))
-        channel = GrpcChannel(raw, site.credentials, bed.clock)
-        channel.hello(bytes(32), bed.clock())
+        channel = OpenChannel(raw, site.credentials, bed.clock)
+        channel.hello()
         first, end = channel.coordinator_certificate, channel.coordinator_end
         assert not channel.greet_again()
-        later = GrpcChannel(raw, site.credentials, lambda: end + 1)
+        later = OpenChannel(raw, site.credentials, lambda: end + 1)
         later.coordinator = "coordinator"
         with pytest.raises(CertificateExpired, match=f"coordinator coordinator has expired: it ended on {moment(end)}"):
             later.greet_again()

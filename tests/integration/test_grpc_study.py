@@ -24,9 +24,10 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_node.transport.channel import open_channel
+from veilsum_participant.boundary.front import Answer, Directive, GiveConsent
+from veilsum_participant.front.channel import GrpcChannel
 from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.contributions import Contributions
-from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.session.workers import MOST_WORKERS, WAITING, Workers
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
@@ -66,27 +67,27 @@ def test_answers_and_consents_that_are_not_signed_for_are_refused_to_their_sende
             call()
         refused.append(raised.value.code())
 
-    def faulty_answer(
-        self: GrpcChannel, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes
-    ) -> None:
-        head = {"study": study, "round": number, "attempt": attempt}
+    def faulty_answer(self: GrpcChannel, right: Answer) -> None:
+        head = {"study": right.study, "round": right.round, "attempt": right.attempt}
+        words, signature = right.words, right.signature
         for said, signed in (
             (words, _flipped(signature)), (words, b""), (words, bytes(300)), (words[:2], signature), ((), signature),
             ((*words, 0), signature), ((words[0] ^ 1, *words[1:]), signature), ((2**64 - 1, *words[1:]), signature),
         ):  # fmt: skip
             request = pb.AnswerRequest(answer=pb.MemberAnswer(words=said, signature=signed), **head)
             refuse(partial(self.stub.Answer, request, timeout=PATIENCE))
-        answer(self, study, number, attempt, words, signature)
+        answer(self, right)
 
-    def faulty_consent(self: GrpcChannel, study: bytes, number: int, attempt: int, secret: bytes, signature: bytes) -> None:
-        head = {"study": study, "round": number, "attempt": attempt}
+    def faulty_consent(self: GrpcChannel, right: GiveConsent) -> None:
+        head = {"study": right.study, "round": right.round, "attempt": right.attempt}
+        secret, signature = right.consent, right.signature
         for given, signed in (
             (secret, _flipped(signature)), (secret, b""), (secret, bytes(300)), (_flipped(secret), signature),
             (b"", signature), (secret + secret, signature),
         ):  # fmt: skip
             request = pb.ConsentRequest(consent=given, signature=signed, **head)
             refuse(partial(self.stub.Consent, request, timeout=PATIENCE))
-        consent(self, study, number, attempt, secret, signature)
+        consent(self, right)
 
     monkeypatch.setattr(GrpcChannel, "answer", faulty_answer)
     monkeypatch.setattr(GrpcChannel, "consent", faulty_consent)
@@ -180,7 +181,7 @@ def test_one_studys_slow_work_does_not_hold_another_back(tmp_path: Path, monkeyp
 
 def _put(workers: Workers, studies: list[bytes]) -> None:
     for number, study in enumerate(studies):
-        workers.put(pb.Directive(study=study, round=number))
+        workers.put(Directive(study=study, round=number))
 
 
 def test_a_coordinator_that_floods_is_not_served() -> None:
@@ -188,7 +189,7 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
     hold = threading.Event()
     seen: list[int] = []
 
-    def answer(directive: pb.Directive) -> None:
+    def answer(directive: Directive) -> None:
         seen.append(directive.round)
         hold.wait(PATIENCE)
 

@@ -315,7 +315,7 @@ def test_attempt_given_up_while_its_payload_is_made(attack: Adversary) -> None:
 def test_representations_show_neither_keys_nor_records(attack: Adversary) -> None:
     site, opened = attack.bed.sites["a"], attack.spied("a")
     attack.assign("a", attack.assignment())
-    assert site._records
+    assert site.datasets.holds
     assert "Records" not in repr(site)
     for secret in ("box_key", "shares", "seeds"):
         assert repr(getattr(opened.row, secret))[:40] not in repr(opened)

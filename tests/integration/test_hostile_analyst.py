@@ -22,7 +22,7 @@ from support.federation import TestBed, make_bed, make_data, make_request, schem
 from support.hostile import Adversary, Said, encoded
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
-from veilsum_participant import site as site_module
+from veilsum_participant.data import local as local_module
 from veilsum_participant.protocol import contributions
 from veilsum_privacy.computation import contribution, rehearsal
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
@@ -229,7 +229,7 @@ def test_a_file_that_fails_in_reading_contributes_as_no_records_would(worlds: Be
     def broken(*_: Any, **__: Any) -> Any:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(site_module, "load_records", broken)
+    monkeypatch.setattr(local_module, "load_records", broken)
     worlds.set_up(study_of(worlds.bed, "statistics"))
     assert worlds.assign("statistics")[0].call == "upload"
     assert worlds.failures() == [1] * 4
@@ -242,13 +242,13 @@ def test_what_reads_is_reserved_first_and_counted(worlds: Beside, monkeypatch: p
     site = attack.bed.sites["a"]
     site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update={"max_attempts": 3})})
     seen: list[int] = []
-    real = site_module.load_records
+    real = local_module.load_records
 
     def watched(*given: Any, **named: Any) -> Any:
         seen.append(len(site.ledger.entries(kind=Kind.RESERVE)))
         return real(*given, **named)
 
-    monkeypatch.setattr(site_module, "load_records", watched)
+    monkeypatch.setattr(local_module, "load_records", watched)
     attack.use(study_of(worlds.bed, "statistics"))
     attack.set_up()
     for attempt in (1, 2, 3):

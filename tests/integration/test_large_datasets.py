@@ -11,8 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
-from veilsum_participant import site as site_module
 from veilsum_participant.checks.snapshots import compare_snapshots
+from veilsum_participant.data import local as local_module
 from veilsum_participant.data.snapshot import records_digest
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_privacy.ledger.entries import Kind
@@ -64,16 +64,16 @@ def release(bed: TestBed, unit: Unit) -> dict[str, list[float]]:
 def test_a_release_is_the_same_whether_records_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: Unit) -> None:
     held = release(bed_of(tmp_path / "held", SMALL, unit), unit)
     bed = bed_of(tmp_path / "streamed", LARGE, unit)
-    real, read = site_module.load_records, []
+    real, read = local_module.load_records, []
 
     def watched(source: Any, *given: Any, **named: Any) -> Any:
         read.append(str(source))
         return real(source, *given, **named)
 
-    monkeypatch.setattr(site_module, "load_records", watched)
+    monkeypatch.setattr(local_module, "load_records", watched)
     assert release(bed, unit) == held
     assert read == ([] if unit == "subject" else [str(bed.directory("d") / "records.npz")])
-    assert all(site._records == {} for name, site in bed.sites.items() if name in "abc")
+    assert all(not site.datasets.holds for name, site in bed.sites.items() if name in "abc")
 
 
 def test_a_querys_snapshot_is_that_of_its_records(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_querys_snapshot_is_that_of_its_records(tmp_path: Path) -> None:
     assert reading.digest is None, "nothing was read"
     assert sum(map(len, reading)) == 60
     assert reading.digest == records_digest(site.records(DATASET, SCHEMA))
-    site._records, site._latest = {}, None
+    site.datasets.let_go()
     assert [item.same for item in compare_snapshots(site)] == [True]
     (bed.directory("c") / "export" / "1.parquet").unlink()
     assert [item.same for item in compare_snapshots(site)] == [False]

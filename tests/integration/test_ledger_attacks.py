@@ -15,7 +15,7 @@ from support.certificates import DAY
 from support.federation import make_bed, make_data, make_request, schema_of
 from support.hostile import HostileChannel
 from support.network import running_client, running_server, submit, wait_for
-from veilsum.local.federation import LocalFederation
+from veilsum.local.federation import LocalFederation, as_directive
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
@@ -57,7 +57,7 @@ class Cohort:
         channel = HostileChannel()
         channel.objects = {pb.OBJECT_KIND_BROADCAST: current.broadcast}
         [directive] = [item for item in self.bed.hub.directives(name) if item.kind == pb.DIRECTIVE_KIND_CONTRIBUTE]
-        self.local.cores[name].handle(directive, channel)
+        self.local.cores[name].handle(as_directive(directive), channel)
         payload = channel.said[-1].values[1]
         assert isinstance(payload, Payload)
         return payload

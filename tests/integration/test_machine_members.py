@@ -15,7 +15,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, altered
 from veilsum.drafts import absences, draft_connected
-from veilsum.local.federation import LocalChannel
+from veilsum.local.federation import LocalChannel, as_directive
 from veilsum.remote import CoordinatorInfo
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import MemberState, StudyPhase
@@ -180,7 +180,7 @@ def _sealing(bed: TestBed) -> tuple[bytes, StudyMachine, dict[str, list[Box]]]:
     local = bed.local
     for name, core in local.cores.items():
         [directive] = bed.hub.directives(name)
-        core.handle(directive, LocalChannel(bed.hub, name))
+        core.handle(as_directive(directive), LocalChannel(bed.hub, name))
     bed.hub.tick()
     assert machine.phase is StudyPhase.SEALING
     made = {}
@@ -188,7 +188,7 @@ def _sealing(bed: TestBed) -> tuple[bytes, StudyMachine, dict[str, list[Box]]]:
         channel = HostileChannel()
         channel.objects = {pb.OBJECT_KIND_ROSTER: bed.hub.fetch(name, pb.OBJECT_KIND_ROSTER, key, 0, 0)}
         [directive] = bed.hub.directives(name)
-        core.handle(directive, channel)
+        core.handle(as_directive(directive), channel)
         made[name] = channel.said[-1].values[1]
     return key, machine, made
 

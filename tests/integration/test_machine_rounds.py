@@ -15,6 +15,7 @@ from support.hostile import NAMES, HostileChannel
 from support.one_time import shifted
 from support.randomness import RARE_DEVIATIONS
 from support.shown import shown_message, shown_of
+from veilsum.local.federation import as_directive
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.protocol.machine import StudyMachine
@@ -81,7 +82,7 @@ class Ring:
             channel = HostileChannel()
             channel.objects = {pb.OBJECT_KIND_BROADCAST: b"".join(self.round.broadcast)}
             [directive] = [item for item in self.hub.directives("d") if item.kind == pb.DIRECTIVE_KIND_CONTRIBUTE]
-            self.local.cores["d"].handle(directive, channel)
+            self.local.cores["d"].handle(as_directive(directive), channel)
             self._payload = channel.said[-1].values[1]
         assert self._payload is not None
         return self._payload
@@ -116,7 +117,7 @@ class Ring:
         channel = HostileChannel(certificate=self.hub.credentials.identity.certificate)
         channel.objects = {pb.OBJECT_KIND_FIXED: self.hub.fetch(name, pb.OBJECT_KIND_FIXED, self.key, *self.round.present)}
         [directive] = [item for item in self.hub.directives(name) if item.kind == pb.DIRECTIVE_KIND_CHECK]
-        self.local.cores[name].handle(directive, channel)
+        self.local.cores[name].handle(as_directive(directive), channel)
         return tuple(channel.said[-1].values[3])
 
     def consent(self, name: str) -> tuple[bytes, bytes]:
@@ -124,7 +125,7 @@ class Ring:
         channel = HostileChannel()
         channel.objects = {pb.OBJECT_KIND_ANSWERS: self.hub.fetch(name, pb.OBJECT_KIND_ANSWERS, self.key, *self.round.present)}
         [directive] = [item for item in self.hub.directives(name) if item.kind == pb.DIRECTIVE_KIND_CONSENT]
-        self.local.cores[name].handle(directive, channel)
+        self.local.cores[name].handle(as_directive(directive), channel)
         return channel.said[-1].values[3], channel.said[-1].values[4]
 
     def run(self, phase: RoundPhase, attack: Attack) -> Release:
@@ -279,7 +280,7 @@ def test_a_false_answer_costs_the_round_its_values(ring: Ring) -> None:
 
             def handle(self, directive: pb.Directive, channel: Any) -> None:
                 if directive.kind != pb.DIRECTIVE_KIND_CONSENT:
-                    honest.handle(directive, channel)
+                    honest.handle(as_directive(directive), channel)
                     return
                 statement = consent_statement(ring.round.total.statement("d", ()), ring.round.checks)
                 signed = sign_consent(statement, ring.bed.sites["d"].credentials.signing_key)

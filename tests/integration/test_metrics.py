@@ -18,6 +18,7 @@ from dp_accounting.pld import PLDAccountant
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.channels import OpenChannel
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_client, running_server, submit, wait_for
 from support.tools import need_tool
@@ -26,7 +27,6 @@ from veilsum_node.database import Database
 from veilsum_node.errors import Unavailable
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.telemetry.metrics import SiteMetrics, monitored
 from veilsum_participant.telemetry.shared_metrics import samples as shared_samples
 from veilsum_privacy.mechanism.noise import task_noise
@@ -188,7 +188,7 @@ def test_only_what_a_policy_grants_is_shared(ran: Ran) -> None:
     for name, site in ran.bed.sites.items():  # the next minute's reports, now
         if report := shared_samples(site, ran.metrics[name]):
             with open_channel(site.config.coordinator, site.credentials) as channel:
-                GrpcChannel(channel, site.credentials).report(report)
+                OpenChannel(channel, site.credentials).report(report)
     shown = shared()
     own = ran.sites["a"]
     steps = {

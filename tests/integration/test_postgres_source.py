@@ -27,12 +27,13 @@ from support.tables import SCHEMA, rows_of
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import ConfigurationError, DataError, StateError, Unavailable
-from veilsum_participant import site as site_module
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.checks.snapshots import compare_snapshots
 from veilsum_participant.cli.participant import app
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_structure, sources
+from veilsum_participant.data import local as local_module
+from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import SourceQuery
@@ -314,7 +315,9 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
     assert one.detail != two.detail, "an export does not show that nothing changed"
 
     def compared() -> list[bool | None]:
-        reopened = Site(site.config, site.credentials, site.database, site.ledger, site.clock, site.random)
+        reopened = Site(
+            site.config, site.credentials, site.database, site.ledger, site.clock, site.random, datasets=LocalDatasets()
+        )
         return [item.same for item in compare_snapshots(reopened)]
 
     execute(url, "UPDATE records SET seconds = 1 WHERE y = 0")  # moves rows; no study's column
@@ -372,7 +375,7 @@ def test_a_column_that_changes_between_rounds_is_refused_and_the_first_round_pai
 ) -> None:
     """Of a dataset in batches, which each round reads anew; one that is held stays as it was read."""
     calls: list[object] = []
-    original = site_module.check_structure
+    original = local_module.check_structure
 
     def watched(source: object, *arguments: Any, **options: Any) -> None:
         if isinstance(source, SourceQuery):
@@ -381,7 +384,7 @@ def test_a_column_that_changes_between_rounds_is_refused_and_the_first_round_pai
                 execute(url, f"ALTER TABLE records {change}")
         return original(source, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(site_module, "check_structure", watched)
+    monkeypatch.setattr(local_module, "check_structure", watched)
     bed = bed_on(tmp_path, url)
     in_batches(bed)
     request = make_request(LARGE, method="fedcgs").model_copy(update={"parameters": {"centre": True}})
@@ -400,7 +403,7 @@ def test_a_database_that_is_away_is_waited_for_and_paid_once(
     """It stops as the round's query is tried without a record, and comes back after the site has met that."""
     calls: list[object] = []
     away = threading.Event()
-    original = site_module.check_structure
+    original = local_module.check_structure
 
     def watched(source: object, *arguments: Any, **options: Any) -> None:
         if not isinstance(source, SourceQuery):
@@ -414,7 +417,7 @@ def test_a_database_that_is_away_is_waited_for_and_paid_once(
             away.set()
             raise
 
-    monkeypatch.setattr(site_module, "check_structure", watched)
+    monkeypatch.setattr(local_module, "check_structure", watched)
     bed = bed_on(tmp_path, url)
     with ExitStack() as stack:
         _, _, stub = stack.enter_context(wired(bed))

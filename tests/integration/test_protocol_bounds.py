@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.channels import OpenChannel
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
-from veilsum.local.federation import LocalChannel
+from veilsum.local.federation import LocalChannel, as_directive
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, hello_digest, load_credentials
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.payloads import Payload
-from veilsum_participant.session.channel import GrpcChannel
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_proto import PROTOCOL_VERSIONS
@@ -48,7 +48,7 @@ def _upload(bed: TestBed, change: Callable[[str, Payload], Payload] = lambda _, 
 
     for name, core in bed.local.cores.items():
         for directive in bed.hub.directives(name):
-            core.handle(directive, Channel(bed.hub, name))
+            core.handle(as_directive(directive), Channel(bed.hub, name))
 
 
 def _count(bed: TestBed, name: str, kind: Kind) -> int:
@@ -108,13 +108,13 @@ def test_a_coordinator_proves_its_name_to_the_caller(tmp_path: Path, fault: str)
             version=PROTOCOL_VERSIONS[-1], now=now, coordinator="coordinator", certificate=certificate, signature=signature
         )
 
-    channel = GrpcChannel(SimpleNamespace(**{f"{kind}_{other}": lambda *_, **__: None for kind in ("unary", "stream")
-                                             for other in ("unary", "stream")}), bed.sites["a"].credentials)  # type: ignore[arg-type]  # fmt: skip
+    channel = OpenChannel(SimpleNamespace(**{f"{kind}_{other}": lambda *_, **__: None for kind in ("unary", "stream")
+                                             for other in ("unary", "stream")}), bed.sites["a"].credentials, lambda: now)  # type: ignore[arg-type]  # fmt: skip
     channel.stub.Hello = hello  # type: ignore[assignment]
     if fault:
         with pytest.raises(HostileInput):
-            channel.hello(b"\x01" * 32, now)
+            channel.hello()
         assert channel.coordinator == ""
     else:
-        channel.hello(b"\x01" * 32, now)
+        channel.hello()
         assert channel.coordinator == own.identity.name

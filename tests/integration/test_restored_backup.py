@@ -10,9 +10,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
+from support.channels import OpenChannel
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, context_of, make_adversary
 from support.network import PATIENCE, running_client, running_server, submit, wait_for
@@ -23,12 +23,14 @@ from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
+from veilsum_participant.boundary.front import Status
+from veilsum_participant.front.answering import in_process
 from veilsum_participant.protocol import recovery
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.endorsement import trust_coordinator
 from veilsum_participant.protocol.recovery import MirroredReceipt, recover_receipts, settle, settled_entry
 from veilsum_participant.session import client as client_module
-from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
 from veilsum_participant.store.peers import keep_mirror_entry
@@ -457,7 +459,7 @@ def test_a_session_catches_up_before_anything_else(tmp_path: Path) -> None:
     with running_server(bed) as (_, address):
         site = bed.sites["a"]
         site.config = site.config.model_copy(update={"coordinator": address})
-        client = Client(site)
+        client = Client(site, in_process)
         client.core = core = Ordered(site)
         thread = threading.Thread(target=client.run, daemon=True)
         thread.start()
@@ -474,7 +476,7 @@ def test_deadlines_wait_for_the_mirror_but_not_for_ever(tmp_path: Path) -> None:
     attack.collect()
     site = attack.bed.sites["a"]
     attack.bed.clock.now += 7200  # past the deadline
-    client = Client(site)
+    client = Client(site, in_process)
     client._expire()
     assert attack.kinds("a")["free"] == 0
     attack.bed.clock.now += client_module.CATCH_UP_SECONDS
@@ -482,27 +484,23 @@ def test_deadlines_wait_for_the_mirror_but_not_for_ever(tmp_path: Path) -> None:
     assert attack.kinds("a")["free"] == 1
 
 
-@pytest.mark.parametrize(("code", "goes_on"), [(grpc.StatusCode.INVALID_ARGUMENT, True), (grpc.StatusCode.UNAVAILABLE, False)])
+@pytest.mark.parametrize(("code", "goes_on"), [(Status.INVALID_ARGUMENT, True), (Status.UNAVAILABLE, False)])
 def test_an_old_coordinator_and_a_broken_connection_are_told_apart(
-    tmp_path: Path, code: grpc.StatusCode, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, code: Status, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator that does not know the object is worked with; a connection that breaks is made again."""
     bed = make_bed(tmp_path, make_data("ab"))
 
-    class Broken(grpc.RpcError, grpc.Call):  # type: ignore[misc]
-        def code(self) -> grpc.StatusCode:
-            return code
-
     def fetch(*_: Any) -> bytes:
-        raise Broken
+        raise UndeliveredError(code, "")
 
-    client = Client(bed.sites["a"])
+    client = Client(bed.sites["a"], in_process)
     channel = LocalChannel(bed.hub, "a")
     monkeypatch.setattr(channel, "fetch", fetch)
     if goes_on:
         client._catch_up(channel)  # type: ignore[arg-type]
     else:
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(UndeliveredError):
             client._catch_up(channel)  # type: ignore[arg-type]
     assert client._caught_up is goes_on
 
@@ -531,7 +529,7 @@ def test_the_mirror_is_read_over_the_wire(tmp_path: Path) -> None:
     """A real coordinator's answer to a real request, empty and after a study."""
     bed = make_bed(tmp_path, make_data("ab"))
     with running_server(bed) as (_, address), open_channel(address, bed.sites["a"].credentials) as raw:
-        channel = GrpcChannel(raw, bed.sites["a"].credentials)
-        channel.hello(bytes(32), bed.clock())
+        channel = OpenChannel(raw, bed.sites["a"].credentials)
+        channel.hello()
         assert channel.coordinator_certificate == bed.hub.credentials.identity.certificate
         assert ParticipantCore(bed.sites["a"]).catch_up(channel) == []

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from cryptography import x509
 
+from support.channels import OpenChannel
 from support.connect_proxy import ConnectProxy
 from support.federation import TestBed, make_bed, make_data
 from support.hospital import HospitalAuthority
@@ -26,7 +27,8 @@ from veilsum_node.identity.certificate import certificate_end
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import Proxy, Route, UnreachableError, as_route
-from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.boundary.front import ObjectKind
+from veilsum_participant.session.channel import UndeliveredError
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub
 
@@ -277,12 +279,12 @@ def test_a_channel_cannot_be_moved_to_a_middlebox_when_it_reconnects(
         tunnel = Tunnel(("localhost", int(where.rsplit(":", 1)[1])))
         way = Route(f"localhost:{tunnel.port}", roots=hospital.pem)
         with open_channel(way, credentials) as raw:
-            channel = GrpcChannel(raw, credentials, bed.clock)
-            channel.hello(bytes(32), bed.clock())
+            channel = OpenChannel(raw, credentials, bed.clock)
+            channel.hello()
             tunnel.target = ("127.0.0.1", box.port)
             tunnel.limit(0, cut=True)
-            with pytest.raises(grpc.RpcError):  # the connection is cut, and the next one is the middlebox's
-                channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32))
+            with pytest.raises(UndeliveredError):  # the connection is cut, and the next one is the middlebox's
+                channel.fetch(ObjectKind.MIRRORED, bytes(32))
 
             def refused_by_the_middlebox() -> bool:
                 """A call may still meet the connection that was cut; only a call makes a channel connect again."""

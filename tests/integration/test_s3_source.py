@@ -31,8 +31,9 @@ from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_dataset, check_structure, csv_files, load_records
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.data.stream import comes_in_batches, stream_records
+from veilsum_participant.data.stream import stream_records
 from veilsum_participant.dataset_config import DatasetConfig
+from veilsum_participant.datasets import comes_in_batches
 from veilsum_participant.query import Bucket
 from veilsum_privacy.tasks.base import join_batches
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import grpc
 import pytest
 
 from support.federation import TestBed, make_bed, make_data
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.process.steady_clock import RETURN_SECONDS
+from veilsum_participant.boundary.front import Status
+from veilsum_participant.front.answering import in_process
 from veilsum_participant.session import client as module
+from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.session.client import FIRST_BACKOFF, Client
 
 GROWING = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 SAME = [FIRST_BACKOFF] * len(GROWING)
 
 
-class _Lost(grpc.RpcError):
+class _LostError(UndeliveredError):
     """A connection that broke."""
+
+    def __init__(self) -> None:
+        super().__init__(Status.UNAVAILABLE, "")
 
 
 @pytest.fixture
@@ -35,12 +40,12 @@ class _Failing(Client):
     good_session = -1
 
     def __init__(self, bed: TestBed) -> None:
-        super().__init__(bed.sites["a"])
+        super().__init__(bed.sites["a"], in_process)
         self.pauses: list[float] = []
 
     def _session(self) -> None:
         self._opened = self.opens
-        fault = _Lost() if len(self.pauses) == self.good_session else self.fault
+        fault = _LostError() if len(self.pauses) == self.good_session else self.fault
         if fault is not None:
             raise fault
 
@@ -54,9 +59,9 @@ class _Failing(Client):
 @pytest.mark.parametrize(
     ("fault", "opens", "expected"),
     [
-        (_Lost(), True, SAME),
+        (_LostError(), True, SAME),
         (None, True, SAME),  # the coordinator ended it
-        (_Lost(), False, GROWING),
+        (_LostError(), False, GROWING),
         (ConfigurationError("a file is gone"), False, GROWING),
         (DatabaseAwayError("the disk is read only"), True, GROWING),
         (HostileInput("what it says is malformed"), True, GROWING),

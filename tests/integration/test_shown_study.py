@@ -11,6 +11,7 @@ import pytest
 
 from support.federation import make_request, schema_of
 from support.hostile import Adversary, altered, make_adversary
+from veilsum.local.federation import as_directive
 from veilsum_coordinator.methods import METHODS as REGISTERED
 from veilsum_node.identity.certificate import moment
 from veilsum_participant.protocol.approval import Waiting, approve, shown_study, waiting_studies
@@ -41,7 +42,7 @@ def send(attack: Adversary, seconds: int = 0) -> Site:
     message = pb.StudyObject.FromString(attack.study_object())
     message.seconds_left = seconds
     channel.objects = {pb.OBJECT_KIND_STUDY: message.SerializeToString()}
-    attack.cores["a"].handle(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=attack.key), channel)
+    attack.cores["a"].handle(as_directive(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=attack.key)), channel)
     return attack.bed.sites["a"]
 
 

@@ -5,11 +5,13 @@ The other side of every handshake here is Python's own ssl module or the openssl
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +23,14 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from support.federation import TestBed, make_bed, make_data
 from support.network import PATIENCE, running_server
-from veilsum_node.identity import Credentials, load_credentials
+from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.provision import Party
+from veilsum_node.identity.tls import load_transport
 from veilsum_node.transport.channel import open_channel
+from veilsum_node.transport.connection import hello
 from veilsum_proto import PROTOCOL_VERSIONS, SERVICES
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub
+from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +72,36 @@ def _shake(context: ssl.SSLContext, port: int) -> tuple[str | None, str | None]:
 def test_tls_1_3_is_spoken(bed: TestBed, port: int) -> None:
     party = bed.kit.participants[0]
     assert _shake(_client_context(party, _files(party)[2]), port) == ("TLSv1.3", "h2")
+
+
+def _first_directive(port: int, credentials: Credentials) -> int:
+    """Greet the coordinator, open a session and return the kind of its first directive."""
+    with open_channel(f"localhost:{port}", credentials) as channel:
+        hello(channel, credentials, int(time.time()))
+        session = CoordinationStub(channel).Work(pb.WorkRequest(version=max(PROTOCOL_VERSIONS), session_nonce=os.urandom(16)))
+        return int(next(session).kind)
+
+
+def test_a_participants_connections_show_a_key_that_signs_nothing(bed: TestBed, port: int) -> None:
+    party = bed.kit.participants[0]
+    own = load_credentials(party.identity, int(time.time()))
+    shown = load_transport(party.identity, int(time.time()), own)
+    assert shown.identity.role is Role.TRANSPORT
+    assert shown.signing_key.fingerprint != own.signing_key.fingerprint
+    assert _first_directive(port, shown) == pb.DIRECTIVE_KIND_PING
+    with open_channel(f"localhost:{port}", shown) as channel, pytest.raises(grpc.RpcError) as caught:
+        StudiesStub(channel).List(pb.ListRequest(), timeout=PATIENCE)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED  # type: ignore[attr-defined]
+
+
+def test_a_participant_that_was_certified_with_one_key_goes_on_with_it(bed: TestBed, port: int, tmp_path: Path) -> None:
+    """As of 0.2, before connections had a key of their own."""
+    party = bed.kit.participants[1]
+    shutil.copytree(party.identity, tmp_path / "identity", ignore=shutil.ignore_patterns("transport"))
+    own = load_credentials(tmp_path / "identity", int(time.time()))
+    shown = load_transport(tmp_path / "identity", int(time.time()), own)
+    assert shown is own
+    assert _first_directive(port, shown) == pb.DIRECTIVE_KIND_PING
 
 
 def test_a_tls_1_2_client_is_refused(bed: TestBed, port: int) -> None:

@@ -19,6 +19,7 @@ import pytest
 from support import commands
 from support.network import wait_for
 from support.processes import Process, command, lasting_ports
+from support.victims import unconfinable
 from veilsum.verification import verify_result
 from veilsum_node.database import open_readonly
 from veilsum_node.identity import load_authority_certificate
@@ -62,7 +63,8 @@ class Federation:
     def start(self, role: str, name: str) -> Process:
         folder = self.directory / name
         (folder / "log").touch()
-        process = Process(command(role, folder / f"{role}.toml"), folder / "log", forked=True)
+        divided = role == "participant" and 'isolation = "processes"' in (folder / f"{role}.toml").read_text()
+        process = Process(command(role, folder / f"{role}.toml"), folder / "log", forked=not divided)
         self._running.callback(process.stop)
         self.processes[name] = process
         return process
@@ -108,11 +110,28 @@ def submit(federation: Federation, capsys: pytest.CaptureFixture[str], method: s
     return status, told + err
 
 
-def check(federation: Federation, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, str]]]:
+def check(
+    federation: Federation, capsys: pytest.CaptureFixture[str], name: str = "north"
+) -> tuple[int, dict[str, dict[str, str]]]:
     """Status of `participant check` at a site, and what it found."""
-    config = federation.directory / "north" / "participant.toml"
+    config = federation.directory / name / "participant.toml"
     status, out, err = commands.veilsum(capsys, "participant", "check", "--config", config, "--json")
     return status, {item["check"]: item for item in json.loads(out or err)["checks"]}
+
+
+def divide(federation: Federation, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """The step of docs/upgrading.md: a key for connections, and processes of their own, at a site that has stopped."""
+    folder = federation.directory / name
+    authority = federation.directory / "authority"
+    request = folder / "identity" / "transport" / "request.csr"
+    for line in (
+        ["participant", "transport-key", "--config", folder / "participant.toml"],
+        ["federation", "sign", request, *f"--role transport --name {name} --authority".split(), authority],
+    ):
+        status, out, err = commands.veilsum(capsys, *line)
+        assert status == 0, out + err
+    path = folder / "participant.toml"
+    path.write_text('isolation = "processes"\n' + path.read_text())
 
 
 @pytest.mark.system  # test_upgrading.py brings up the states that it has by default
@@ -161,8 +180,13 @@ def test_a_federation_goes_on_with_this_version(
         federation.processes[name].stop()
         path = federation.directory / name / "participant.toml"
         path.write_text(re.sub(r"^(methods|tasks) = \[[^\]]*\]\n", "", path.read_text(), flags=re.MULTILINE))
+        if name == "south" and not unconfinable():
+            divide(federation, capsys, name)
         federation.start("participant", name)
     federation.wait_for_sessions(2)
+    status, checks = check(federation, capsys, "south")
+    assert status == 0, checks
+    assert unconfinable() or {checks[row]["status"] for row in ("isolation", "key of connections")} == {"ok"}
     status, text = submit(federation, capsys, "statistics", "fourth")
     assert status == 0, text
     assert verify_result(ada / "fourth", federation.authority).comparison.exact

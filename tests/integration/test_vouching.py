@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc
 import pytest
 from sqlalchemy import text
 
@@ -15,10 +14,13 @@ from support.hostile import Adversary, make_adversary
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Role
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_participant.boundary.front import Status
 from veilsum_participant.checks import CheckOutcome, SiteCheck
+from veilsum_participant.front.answering import in_process
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.endorsement import trust_coordinator, vouch
 from veilsum_participant.protocol.recovery import recover_receipts
+from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
 from veilsum_participant.store.pending import count_waiting
@@ -197,13 +199,9 @@ def test_a_checkpoint_makes_a_peers_ledger_young_enough(scene: Scene) -> None:
 def test_a_missing_mirror_is_an_error_where_it_is_needed(
     scene: Scene, how: str, restored: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Unknown(grpc.RpcError, grpc.Call):  # type: ignore[misc]
-        def code(self) -> grpc.StatusCode:
-            return grpc.StatusCode.INVALID_ARGUMENT
-
     def fetch(*_: object) -> bytes:
         if how == "unknown":
-            raise Unknown
+            raise UndeliveredError(Status.INVALID_ARGUMENT, "")
         return b"\xff\xff"
 
     if restored:
@@ -212,7 +210,7 @@ def test_a_missing_mirror_is_an_error_where_it_is_needed(
     channel = scene.attack.channels["a"]
     with monkeypatch.context() as patch:
         patch.setattr(channel, "fetch", fetch)
-        Client(scene.site)._catch_up(channel)  # type: ignore[arg-type]
+        Client(scene.site, in_process)._catch_up(channel)  # type: ignore[arg-type]
     (told,) = (item for item in caplog.records if "shows no mirror" in item.getMessage())
     assert told.levelno == (logging.ERROR if restored else logging.WARNING)
     assert (scene.answers() == REFUSED) is restored  # trust in a mirror that nobody saw lifts nothing

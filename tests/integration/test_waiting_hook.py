@@ -11,6 +11,7 @@ import pytest
 from support.federation import make_request, schema_of
 from support.hostile import Adversary, altered, make_adversary
 from support.network import wait_for
+from veilsum.local.federation import as_directive
 from veilsum_participant.config import HooksConfig
 from veilsum_participant.protocol.approval import decline, shown_study
 from veilsum_participant.protocol.shown import shown_text
@@ -37,7 +38,7 @@ class Bench:
         self.attack.use(altered(study, nonce=f"{number:032x}"))
         self.attack.channels["a"].objects = {pb.OBJECT_KIND_STUDY: self.attack.study_object()}
         directive = pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=self.attack.key)
-        self.attack.cores["a"].handle(directive, self.attack.channels["a"])
+        self.attack.cores["a"].handle(as_directive(directive), self.attack.channels["a"])
 
     def look(self) -> None:
         self.hook.look()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from support.federation import make_bed, make_data, make_request, schema_of
 from support.ledgers import any_receipt
+from veilsum.local.federation import as_directive
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.fields import LARGEST
@@ -392,7 +393,7 @@ def test_a_participant_refuses_objects_that_are_none(world: World, data: st.Data
         attempt=data.draw(st.sampled_from([0, 1, 2**64 - 1])),
         assignment=data.draw(st.sampled_from([b"", _assignment(), b"[]"])),
     )
-    world.core.handle(directive, script)  # type: ignore[arg-type]
+    world.core.handle(as_directive(directive), script)  # type: ignore[arg-type]
     assert len(script.refusals) == 1
     assert not script.answers
 
@@ -404,7 +405,7 @@ def test_a_joined_participant_refuses_forged_rosters_and_boxes(joined: tuple[Wor
     world, honest = joined
     script = Script(_mangled(data.draw, honest))
     kind = data.draw(st.sampled_from([pb.DIRECTIVE_KIND_SEAL, pb.DIRECTIVE_KIND_UNSEAL]))
-    world.core.handle(pb.Directive(kind=kind, study=world.digest), script)  # type: ignore[arg-type]
+    world.core.handle(as_directive(pb.Directive(kind=kind, study=world.digest)), script)  # type: ignore[arg-type]
     if script.answers:  # bytes that protobuf skips: the parsed roster is the honest one
         assert kind == pb.DIRECTIVE_KIND_SEAL
         assert pb.RosterObject.FromString(script.data).enrolments == pb.RosterObject.FromString(honest).enrolments

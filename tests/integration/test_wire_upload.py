@@ -10,15 +10,16 @@ import grpc
 import numpy as np
 import pytest
 
+from support.channels import OpenChannel
 from support.federation import make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_client, running_server, wait_for
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.transport.channel import open_channel
+from veilsum_participant.boundary.front import Directive
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.payloads import Payload
-from veilsum_participant.session.channel import GrpcChannel
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
@@ -31,11 +32,11 @@ class Standing:
 
     server: CoordinatorServer
     machine: StudyMachine
-    channel: GrpcChannel
+    channel: OpenChannel
     core: ParticipantCore
     key: bytes
     payload: Payload
-    directives: Iterator[pb.Directive]
+    directives: Iterator[Directive]
     columns: np.ndarray
 
     def chunk(self, index: int, *, first: bool = False, data: bytes | None = None) -> pb.UploadChunk:
@@ -73,9 +74,9 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
         signed = bed.signed(study)
         site = bed.sites["c"]
         raw = stack.enter_context(open_channel(address, site.credentials))
-        channel, core = GrpcChannel(raw, site.credentials), ParticipantCore(site)
-        channel.hello(bytes(32), bed.clock())
-        directives = channel.work(site.nonce)
+        channel, core = OpenChannel(raw, site.credentials), ParticipantCore(site)
+        channel.hello()
+        directives = channel.directives(site.nonce)
         key = analyst.Submit(pb.SubmitRequest(study=signed), timeout=PATIENCE).study
         payload = _until_payload(core, channel, directives)
         machine = server.hub.studies[key].machine
@@ -84,7 +85,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
         yield Standing(server, machine, channel, core, key, payload, directives, columns)
 
 
-def _until_payload(core: ParticipantCore, channel: GrpcChannel, directives: Iterator[pb.Directive]) -> Payload:
+def _until_payload(core: ParticipantCore, channel: OpenChannel, directives: Iterator[Directive]) -> Payload:
     """Answer directives honestly up to the assignment, and make the payload without sending it."""
     for directive in directives:
         if directive.kind == pb.DIRECTIVE_KIND_CONTRIBUTE:

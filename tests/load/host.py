@@ -19,29 +19,33 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO
 
-import grpc
 from cryptography import x509
 from grpc import _common
 from sqlalchemy import event
 from sqlalchemy.util import LRUCache
 
+from veilsum_node.errors import HostileInput
 from veilsum_node.process.hardening import allow_files
-from veilsum_node.transport.channel import open_channel
 from veilsum_participant import open_studies
+from veilsum_participant.boundary.calls import Direct
+from veilsum_participant.boundary.encoding import read
+from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind, StudyObject
 from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.front import channel as wire
+from veilsum_participant.front.answering import Front, told
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.protocol import membership
 from veilsum_participant.protocol.payloads import Payload
-from veilsum_participant.session import channel as wire
 from veilsum_participant.session import client as sessions
+from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.client import Client, open_site
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_proto import federation_pb2 as pb
 
 SILENT = {
-    "never enrols": (pb.DIRECTIVE_KIND_ENROL,),
-    "never seals": (pb.DIRECTIVE_KIND_SEAL,),
-    "never contributes": (pb.DIRECTIVE_KIND_CONTRIBUTE,),
+    "never enrols": (DirectiveKind.ENROL,),
+    "never seals": (DirectiveKind.SEAL,),
+    "never contributes": (DirectiveKind.CONTRIBUTE,),
 }
 """Roles that do not answer a directive of these kinds, nor any that comes after."""
 
@@ -133,7 +137,8 @@ class Hosted(Client):
         engine._compiled_cache = _STATEMENTS
         engine.dispose()
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA cache_size = -256"))
-        super().__init__(opened)
+        self.front = Front()
+        super().__init__(opened, lambda: Direct(self.front.answer, told))
         self.record = Record(opened.name, output)
         opened.observer = self.record
         for part, names in (
@@ -153,33 +158,32 @@ class Hosted(Client):
         gone: set[bytes] = set()
         stalls: set[bytes] = set()
 
-        def told(directive: pb.Directive, channel: wire.GrpcChannel) -> None:
+        def noted(directive: Directive, channel: SiteChannel) -> None:
             start, fault, key = time.time(), "", bytes(directive.study)
             if directive.kind in silent:
                 gone.add(key)
-            if directive.kind == pb.DIRECTIVE_KIND_ENROL and stalled:
-                sent = pb.StudyObject.FromString(channel.fetch(pb.OBJECT_KIND_STUDY, key))
+            if directive.kind == DirectiveKind.ENROL and stalled:
+                sent = read(channel.fetch(ObjectKind.STUDY, key), StudyObject)
                 if json.loads(sent.study)["name"] in stalled:
                     stalls.add(key)
             try:
                 if key not in gone:
-                    handle(directive, _Stalling(channel) if key in stalls else channel)
+                    handle(directive, _Stalling(channel, self.front) if key in stalls else channel)
             except Exception as error:
-                code = error.code() if isinstance(error, grpc.Call) else None
-                fault = code.name if code is not None else type(error).__name__
+                fault = error.status.name if isinstance(error, UndeliveredError) else type(error).__name__
                 raise
             finally:
-                kind = pb.DirectiveKind.Name(directive.kind).removeprefix("DIRECTIVE_KIND_").lower()
+                kind = DirectiveKind(directive.kind).name.lower()
                 self.record.line(start, kind, key.hex(), directive.round, directive.attempt, fault)
 
-        return told
+        return noted
 
 
 class _Stalling:
     """A channel whose uploads begin and never end: the first chunk, then silence for as long as the coordinator lets them."""
 
-    def __init__(self, channel: wire.GrpcChannel) -> None:
-        self._channel = channel
+    def __init__(self, channel: SiteChannel, front: Front) -> None:
+        self._channel, self._front = channel, front
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
@@ -191,30 +195,31 @@ class _Stalling:
             yield chunk
             time.sleep(wire.STREAM_SECONDS)
 
-        self._channel.stub.Upload(first(), timeout=wire.STREAM_SECONDS)
+        self._front.wire.stub.Upload(first(), timeout=wire.STREAM_SECONDS)
 
 
 def flood(client: Client, counts: list[int]) -> None:
     """Call as fast as the coordinator answers, on connections of one's own, with what costs it most and changes nothing."""
     own = client.core.site
-    raw = open_channel(own.config.route, own.credentials)
-    channel = wire.GrpcChannel(raw, own.credentials)
+    front = Front()
+    channel = SiteChannel(Direct(front.answer, told), own.credentials, own.clock)
+    channel.dial(own.config.route)
     turn = 0
     while True:
         turn += 1
         try:
             match turn % 4:
                 case 0:
-                    channel.hello(own.random.bytes(32), own.clock())
+                    channel.hello()
                 case 1:
-                    channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32))
+                    channel.fetch(ObjectKind.MIRRORED, bytes(32))
                 case 2:
-                    channel.confirm(bytes(32), pb.DIRECTIVE_KIND_END, 0, 0)
+                    channel.confirm(bytes(32), DirectiveKind.END, 0, 0)
                 case 3:
                     channel.version = 1
-                    next(channel.work(bytes(16)), None)  # opened anew each time, in place of the one before
+                    next(channel.directives(bytes(16)), None)  # opened anew each time, in place of the one before
             counts[0] += 1
-        except (grpc.RpcError, ValueError):
+        except (UndeliveredError, HostileInput):
             counts[1] += 1
 
 

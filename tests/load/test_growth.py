@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import NAMES
-from veilsum.local.federation import LocalChannel
+from veilsum.local.federation import LocalChannel, as_directive
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import Members, StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
@@ -254,7 +254,7 @@ def test_boxes_are_let_go_of_once_everyone_has_opened_its_own(bed: TestBed) -> N
     members, seen = machine.members, set[tuple[int, bool]]()
     for name, core in cycle(local.cores.items()):
         for directive in hub.directives(name):
-            core.handle(directive, LocalChannel(hub, name))
+            core.handle(as_directive(directive), LocalChannel(hub, name))
             if members.roster is not None and machine.phase is StudyPhase.SEALING:
                 _check_boxes(members, seen)
         hub.tick()

@@ -12,6 +12,7 @@ from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.errors import Refusal
+from veilsum_participant.boundary.front import Directive
 from veilsum_participant.protocol import budgets, contributions, core, limits, openings, recovery
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.core import ParticipantCore
@@ -59,7 +60,7 @@ def _consent_before_charge(stack: ExitStack) -> None:
     """The consent is sent, and then charged."""
     handle = ParticipantCore.handle
 
-    def early(self: ParticipantCore, directive: pb.Directive, channel: Any) -> None:
+    def early(self: ParticipantCore, directive: Directive, channel: Any) -> None:
         if directive.kind == pb.DIRECTIVE_KIND_CONSENT:
             with self.site.database.reading() as connection:
                 row = find_attempt(connection, directive.study, directive.attempt)

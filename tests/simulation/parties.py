@@ -16,6 +16,7 @@ from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.identity import Credentials
 from veilsum_node.randomness import RandomSource
 from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger import Ledger
@@ -94,7 +95,9 @@ class Process:
         random: RandomSource = SeededRandom(source + b"keys")
         ledger = Ledger(self.disk.database, credentials=self.credentials, clock=self.clock, random=random)
         noise: RandomSource = SeededRandom(source + b"noise")
-        site = Site(self.config, self.credentials, self.disk.database, ledger, self.clock, random, noise)
+        site = Site(
+            self.config, self.credentials, self.disk.database, ledger, self.clock, random, noise, datasets=LocalDatasets()
+        )
         self.core, self.serial, self.inbox, self.caught_up = ParticipantCore(site), None, [], False
 
     def die(self) -> None:

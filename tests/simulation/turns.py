@@ -9,6 +9,7 @@ from simulation.checks import Checks
 from simulation.disks import Died
 from simulation.network import Link, LostError, RejectedError
 from simulation.parties import Coordinator, Process, Time
+from veilsum.local.federation import as_directive
 from veilsum_coordinator.service.hub import Hub
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import VeilsumError
@@ -73,7 +74,7 @@ class Turns:
 
         def handle() -> None:
             try:
-                core.handle(directive, link)
+                core.handle(as_directive(directive), link)
             except DatabaseAwayError:  # nothing was decided and nothing said: the same again with the next turn
                 process.inbox.insert(0, directive)
 

@@ -44,7 +44,7 @@ ELSEWHERE = (
     _names("""
         Type User Group SupplementaryGroups ReadWritePaths ExecStart ExecStartPre EnvironmentFile Environment Restart
         RestartSec KillMode TimeoutStopSec
-        LoadCredential StateDirectory StateDirectoryMode RuntimeDirectory RuntimeDirectoryMode
+        LoadCredential SetCredential StateDirectory StateDirectoryMode RuntimeDirectory RuntimeDirectoryMode
     """)
     # a test's interpreter may lie in a home, and its files in /tmp
     | _names("ProtectHome PrivateTmp")

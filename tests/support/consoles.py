@@ -12,6 +12,7 @@ from lxml import html
 
 from support.hostile import Adversary
 from support.processes import write_participant
+from veilsum.local.federation import as_directive
 from veilsum_node.web.application import Console
 from veilsum_node.web.people import PersonRole, person
 from veilsum_node.web.settings import ConsoleSettings
@@ -91,7 +92,7 @@ def ask(attack: Adversary, site: str = "a") -> None:
     """Let a study come to a site."""
     channel = attack.channels[site]
     channel.objects = {pb.OBJECT_KIND_STUDY: attack.study_object()}
-    attack.cores[site].handle(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=attack.key), channel)
+    attack.cores[site].handle(as_directive(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=attack.key)), channel)
 
 
 def scripts(trees: Iterable[Any]) -> list[str]:

@@ -31,6 +31,7 @@ from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.records import CONSENTS, MEMBERS, PROGRESS, RELEASES, ROUNDS, SUMS
 from veilsum_node.database import Database, open_database
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_participant.boundary.front import Directive
 from veilsum_participant.protocol.core import Channel, ParticipantCore
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.mirror import Mirror
@@ -53,7 +54,7 @@ class Died(BaseException):
 class SameNoise(ParticipantCore):
     """A participant whose draws depend on the round alone."""
 
-    def handle(self, directive: pb.Directive, channel: Channel) -> None:
+    def handle(self, directive: Directive, channel: Channel) -> None:
         if directive.kind == pb.DIRECTIVE_KIND_CONTRIBUTE:
             self.site.noise_random = SeededRandom(f"{self.site.name} {directive.round}".encode())
         super().handle(directive, channel)

@@ -21,6 +21,7 @@ from veilsum_node.identity import Credentials, Label, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_ledger
@@ -248,4 +249,4 @@ def open_test_site(
         with database.transaction() as connection:
             epsilon, delta = budget
             ledger.set_budget(connection, DATASET, epsilon, delta, reason="test", operator="test", adaptive="gaussian")
-    return Site(config, credentials, database, ledger, clock, random)
+    return Site(config, credentials, database, ledger, clock, random, datasets=LocalDatasets())

@@ -20,6 +20,7 @@ FORKS.set_forkserver_preload(  # installed modules: the server does not know the
         "veilsum_deploy.coordinator.coordinator",
         "veilsum_coordinator.service.server",
         "veilsum_participant.cli.participant",
+        "veilsum_participant.front.answering",
         "veilsum_participant.session.client",
         "veilsum_node.identity.provision",
         "veilsum.local.federation",

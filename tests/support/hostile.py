@@ -19,6 +19,7 @@ from scipy.stats import binom
 
 from support.federation import TestBed, make_bed, make_data, make_request, open_test_site, schema_of
 from support.shown import shown_message, shown_of
+from veilsum.local.federation import as_directive
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -201,7 +202,7 @@ class Adversary:
         directive = pb.Directive(kind=kind, study=self.key, round=number, attempt=attempt, **fields)
         if name in ENCLOSED and kind in OBJECTS and OBJECTS[kind] in channel.objects:
             directive.object = channel.objects.pop(OBJECTS[kind])
-        self.cores[name].handle(directive, channel)
+        self.cores[name].handle(as_directive(directive), channel)
         assert len(channel.said) == before + 1, "a directive has one answer"
         return channel.said[-1]
 

@@ -18,7 +18,7 @@ from sqlalchemy import event
 
 from support.federation import Clock, open_test_site
 from support.forked import FORKS
-from veilsum.local.federation import LocalChannel, LocalFederation
+from veilsum.local.federation import LocalChannel, LocalFederation, as_directive
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import ParticipantConfig
@@ -104,7 +104,7 @@ def _main(pipe: Pipe, config: ParticipantConfig, now: int, fatal: int, coordinat
             if work is None:
                 core.expire()
             else:
-                core.handle(pb.Directive.FromString(work), channel)  # type: ignore[arg-type]
+                core.handle(as_directive(pb.Directive.FromString(work)), channel)  # type: ignore[arg-type]
         except HostileInput:
             pass  # another answer made the directive stale, as a reconnect would show
         pipe.send(("done", None))
@@ -121,7 +121,7 @@ class MortalFederation(LocalFederation):
             for directive in self.hub.directives(name):
                 worked = True
                 with contextlib.suppress(HostileInput):  # another answer of this step made the directive stale
-                    core.handle(directive, channel)
+                    core.handle(as_directive(directive), channel)
                 if core.site.nonce != nonce:
                     break
         self.hub.tick()

@@ -16,6 +16,7 @@ from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.transport.channel import open_channel
+from veilsum_participant.front.answering import in_process
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
 from veilsum_privacy.study.study import Study
@@ -82,7 +83,7 @@ def running_server(
 def running_client(site: Site, address: str) -> Iterator[Client]:
     """Run a participant against the address."""
     site.config = site.config.model_copy(update={"coordinator": address})
-    client = Client(site)
+    client = Client(site, in_process)
     thread = threading.Thread(target=client.run, daemon=True)
     thread.start()
     try:

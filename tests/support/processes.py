@@ -145,6 +145,7 @@ class Processes(Parties):
         budget: tuple[float | None, float],
         max_peer_streams: int,
         forked: bool = True,
+        isolation: str = "none",
         **policy: Any,
     ) -> None:
         super().__init__(directory, data, **policy)
@@ -159,7 +160,7 @@ class Processes(Parties):
         self._max_peer_streams = max_peer_streams
         self._write_coordinator(max_peer_streams)
         for name in self.names:
-            write_participant(self, name, self.proxies[name].address, budget)
+            write_participant(self, name, self.proxies[name].address, budget, isolation)
 
     # -- processes ---------------------------------------------------------------------------------------------------------
 
@@ -380,10 +381,13 @@ def running_processes(
     waits: Waits,
     budget: tuple[float | None, float] = (None, 1e-5),
     max_peer_streams: int = 16,
+    isolation: str = "none",
     **policy: Any,
 ) -> Iterator[Processes]:
-    """Run a coordinator and participants as processes of their own; all are stopped at the end."""
-    processes = Processes(directory, data, waits=waits, budget=budget, max_peer_streams=max_peer_streams, **policy)
+    """Run a coordinator and participants as processes of their own, or each as several; all are stopped at the end."""
+    processes = Processes(
+        directory, data, waits=waits, budget=budget, max_peer_streams=max_peer_streams, isolation=isolation, **policy
+    )
     try:
         processes.heal()
         yield processes
@@ -396,11 +400,13 @@ def command(role: str, config: Path) -> list[str]:
     return [*VEILSUM, role, "start", "--config", str(config)]
 
 
-def write_participant(parties: Parties, name: str, coordinator: str, budget: tuple[float | None, float]) -> None:
+def write_participant(
+    parties: Parties, name: str, coordinator: str, budget: tuple[float | None, float], isolation: str = "none"
+) -> None:
     """Write a site's ``participant.toml``; its budget is epsilon, None for no bound, and delta."""
     agreed = parties.policy.model_dump(mode="json", exclude_none=True)
     tables = {
-        "": {"coordinator": coordinator},
+        "": {"coordinator": coordinator, "isolation": isolation},
         f"datasets.{DATASET}": {"path": "records.npz"},
         f"budgets.{DATASET}": {"epsilon": "unlimited" if budget[0] is None else budget[0], "delta": budget[1]},
         "policy": {key: value for key, value in agreed.items() if key != "trusted"},

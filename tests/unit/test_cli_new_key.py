@@ -11,7 +11,8 @@ from support.federation import TestBed, make_bed, make_data, make_request, schem
 from support.renewing import renew_with_new_key
 from veilsum_node.errors import Misuse, StateError
 from veilsum_participant.cli.participant import app
-from veilsum_participant.session.client import open_site, run_participant
+from veilsum_participant.front.answering import in_process
+from veilsum_participant.session.client import Parts, open_site, run_participant
 from veilsum_participant.store.studies import find_study
 from veilsum_privacy.ledger import Kind
 
@@ -44,7 +45,7 @@ def test_a_new_key_is_refused_while_a_study_is_open(enrolled: tuple[TestBed, byt
         f"new key, but the open study {key.hex()[:12]} knows this site by the key {known}.*participant leave {key.hex()[:12]}"
     )
     with pytest.raises(StateError, match=message):
-        run_participant(site.config)
+        run_participant(site.config, Parts(in_process))
     path = write_config(bed)
     done = CliRunner().invoke(app, ["studies", "--config", str(path)])  # nor may a command beside it name the new key
     assert isinstance(done.exception, StateError)

@@ -76,7 +76,7 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/store/": "columns of a query",
     "participant/veilsum_participant/ledgers.py": "hashes of ledger entries",
     "participant/veilsum_participant/session/hooks.py": "digests of studies",
-    "participant/veilsum_participant/data/encoders.py": "the digest of a file beside the one of a signed study",
+    "participant/veilsum_participant/encoder_files.py": "the digest of a file beside the one of a signed study",
     "participant/veilsum_participant/cli/": "what its own operator typed",
     "participant/veilsum_participant/console/": "digests of studies and of the text that a page showed",
     "coordinator/veilsum_coordinator/console/": "fingerprints of requests and certificates",

@@ -12,12 +12,15 @@ import pytest
 from sqlalchemy import text
 
 from support.federation import TestBed, make_bed, make_request, schema_of
+from veilsum.local.federation import as_directive
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.runner import run_study
 from veilsum_node.database import Database, open_database
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
 from veilsum_node.errors import Unavailable
+from veilsum_participant.boundary.front import Directive, DirectiveKind
+from veilsum_participant.front.answering import in_process
 from veilsum_participant.protocol import patience, payloads
 from veilsum_participant.protocol.patience import StoreWatch, patiently
 from veilsum_participant.session.client import Client
@@ -210,7 +213,7 @@ def test_nothing_is_said_while_the_disk_takes_nothing(bed: TestBed, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(core.membership, "on_study", full)
         with pytest.raises(DatabaseAwayError):
-            core.handle(directive, _Silent(bed, "a"))  # type: ignore[arg-type]
+            core.handle(as_directive(directive), _Silent(bed, "a"))  # type: ignore[arg-type]
     assert bed.hub.studies[key].machine.seats["a"].refusal == ""
 
 
@@ -221,7 +224,7 @@ class _Silent:
         self._bed, self._name = bed, name
         self.coordinator = "coordinator"
 
-    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
+    def fetch(self, kind: Any, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
         return self._bed.hub.fetch(self._name, kind, study, number, attempt)
 
 
@@ -241,7 +244,7 @@ def test_damage_is_not_over_because_another_page_takes_a_write(tmp_path: Path) -
 
 def test_nothing_is_fetched_for_a_disk_that_takes_nothing(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broadcasts are megabytes, and computing is minutes: both would be done again every two seconds."""
-    client, asked = Client(bed.sites["a"]), list[pb.Directive]()
+    client, asked = Client(bed.sites["a"], in_process), list[Directive]()
     monkeypatch.setattr(client.core, "handle", lambda directive, _: asked.append(directive))
     faults = ["full", "full", ""]
     monkeypatch.setattr(Database, "write_fault", property(lambda _: faults[0]))
@@ -252,5 +255,5 @@ def test_nothing_is_fetched_for_a_disk_that_takes_nothing(bed: TestBed, monkeypa
 
     monkeypatch.setattr(Database, "probe", probed)
     monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
-    client._answer(pb.Directive(kind=pb.DIRECTIVE_KIND_CONSENT), None, threading.Event())  # type: ignore[arg-type]
+    client._answer(Directive(kind=DirectiveKind.CONSENT), None, threading.Event())  # type: ignore[arg-type]
     assert len(asked) == 1

@@ -103,7 +103,7 @@ def test_another_party_or_authority_is_refused(
     assert watched.poll() is None
     assert "not of participant north" in caplog.text
     foreign = make_kit(tmp_path / "foreign", ["north", "south"], clock=clock).participants[0].identity
-    for path in foreign.iterdir():
+    for path in foreign.glob("*.*"):
         os.replace(path, own / path.name)
     assert watched.poll() is None
     assert "another authority's" in caplog.text

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from veilsum_node.identity.signatures import SigningKey
-from veilsum_participant.data.snapshot import records_digest, snapshot
+from veilsum_participant.data.snapshot import records_digest
+from veilsum_participant.snapshot import snapshot
 from veilsum_privacy.tasks.base import Records
 
 

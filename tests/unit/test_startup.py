@@ -34,8 +34,13 @@ for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
     [
         (
             "import veilsum_participant.session.client",
-            {"grpc", "numpy", "pyarrow", "sqlalchemy", "tenseal"},
-            {"scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib", "jinja2"},
+            {"numpy", "sqlalchemy", "tenseal"},
+            {"grpc", "pyarrow", "scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib", "jinja2"},
+        ),
+        (
+            "import veilsum_participant.front.answering",
+            {"grpc"},
+            {"numpy", "sqlalchemy", "tenseal", "pyarrow", "torch", "veilsum_privacy", "veilsum_aggregation"},
         ),
         (
             "import veilsum.remote, veilsum.drafts, veilsum.api.federation",
@@ -49,7 +54,7 @@ for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
         ),
         (HELP, {"typer"}, {"numpy", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas", "jinja2"}),
     ],
-    ids=["participant", "analyst", "coordinator", "help"],
+    ids=["participant", "front", "analyst", "coordinator", "help"],
 )
 def test_what_starts_loads_what_it_uses(code: str, needed: set[str], without: set[str]) -> None:
     found = loaded(code)

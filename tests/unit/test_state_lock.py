@@ -19,7 +19,8 @@ from support.network import PATIENCE
 from veilsum_node import state_lock
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.state_lock import HeldError, StateLock
-from veilsum_participant.session.client import run_participant
+from veilsum_participant.front.answering import in_process
+from veilsum_participant.session.client import Parts, run_participant
 
 LOG = logging.getLogger("veilsum.test")
 HOLD = """
@@ -109,7 +110,7 @@ def test_a_second_participant_on_a_ledger_does_not_start(tmp_path: Path, monkeyp
     first.take()
     entries = len(bed.sites["a"].ledger.entries())
     with pytest.raises(HeldError, match="participant a, process") as caught:
-        run_participant(config)
+        run_participant(config, Parts(in_process))
     assert "two sites" in caught.value.advice
     assert len(bed.sites["a"].ledger.entries()) == entries
     first.release()

@@ -31,7 +31,8 @@ from veilsum_participant.data import csv_files, duck, json_files, lines, load_re
 from veilsum_participant.data.postgres import SPACES
 from veilsum_participant.data.reader import SourcePart
 from veilsum_participant.data.sources import opened
-from veilsum_participant.data.stream import comes_in_batches, stream_records
+from veilsum_participant.data.stream import stream_records
+from veilsum_participant.datasets import comes_in_batches
 from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
 from veilsum_privacy.study.encoder import Program

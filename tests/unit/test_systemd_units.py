@@ -85,13 +85,22 @@ def test_the_unit_fits_the_command_line_and_itself(role: str) -> None:
     assert settings["User"] == settings["Group"] == settings["StateDirectory"] == settings["RuntimeDirectory"] == [name]
     folder = f"/etc/veilsum/{role}"
     assert settings["ExecStart"] == [f"/opt/veilsum/bin/veilsum {role} start --config {folder}/{role}.toml"]
-    assert settings["LoadCredential"] == [f"key.pem:{folder}/identity/key.pem"]
-    links = {line.split()[-1]: line.split()[-2] for line in settings["ExecStartPre"]}
-    assert links == {
+    credentials = [f"key.pem:{folder}/identity/key.pem"]
+    expected = {
         f"%t/{name}/key.pem": "%d/key.pem",
         f"%t/{name}/certificate.pem": f"{folder}/identity/certificate.pem",
         f"%t/{name}/authority.pem": f"{folder}/identity/authority.pem",
     }
+    if role == "participant":  # whose connections have a key of their own, or none yet
+        credentials.append(f"transport-key.pem:{folder}/identity/transport/key.pem")
+        assert settings["SetCredential"] == ["transport-key.pem:none"]
+        expected |= {
+            f"%t/{name}/transport/key.pem": "%d/transport-key.pem",
+            f"%t/{name}/transport/certificate.pem": f"{folder}/identity/transport/certificate.pem",
+            f"%t/{name}/transport/authority.pem": f"{folder}/identity/authority.pem",
+        }
+    assert settings["LoadCredential"] == credentials
+    assert {line.split()[-1]: line.split()[-2] for line in settings["ExecStartPre"] if "/ln " in line} == expected
 
 
 def test_the_service_for_logins_differs_in_what_it_holds_and_where_it_listens() -> None:
@@ -111,8 +120,15 @@ def test_the_units_differ_only_in_name_ports_and_files() -> None:
         {key: [value.replace(role, "ROLE") for value in values] for key, values in read_service(unit(role)).items()}
         for role in ROLES
     )
-    assert {key for key in coordinator if coordinator[key] != participant.get(key)} == {"SocketBindAllow", "LimitNOFILE"}
-    assert set(coordinator) == set(participant)
+    differing = {key for key in coordinator if coordinator[key] != participant.get(key)}
+    of_processes = {
+        "SystemCallFilter",
+        "LoadCredential",
+        "ExecStartPre",
+    }  # that confine themselves, with a key for connections
+    assert differing == {"SocketBindAllow", "LimitNOFILE"} | of_processes
+    assert set(participant) - set(coordinator) == {"SetCredential"}
+    assert participant["SystemCallFilter"][: len(coordinator["SystemCallFilter"])] == coordinator["SystemCallFilter"]
     assert coordinator["SocketBindAllow"] == ["tcp:8461", "tcp:9464"]
     assert participant["SocketBindAllow"] == ["tcp:9465"]  # nothing else at a site can listen
 

@@ -94,6 +94,7 @@ def member_rows(info: Any, samples: Samples, issued: Sequence[Issued], now: int)
     Args:
         info: a coordinator's description of itself.
     """
+    issued = [entry for entry in issued if entry.role != "transport"]  # of a party's connections, beside its own
     latest = {entry.name: entry for entry in issued}
     keys = Counter(
         name for name, _ in {(item.name, item.fingerprint) for item in issued if item.expires >= now and not item.subject}

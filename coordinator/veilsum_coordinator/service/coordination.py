@@ -30,7 +30,7 @@ MAX_SIGNATURE_BYTES = 256
 MOST_SEEN = 64
 """Most releases that an upload tells of."""
 
-ROLES = (Role.PARTICIPANT,)
+ROLES = (Role.PARTICIPANT, Role.TRANSPORT)
 
 REST = 4.0
 """After a look at what is open for whom, the next one waits so many times as long as it took: many changes, one look."""

@@ -91,7 +91,7 @@ class Guard:
         self._expiry = ExpiryLog(clock)
 
     def caller(self, context: Context, roles: tuple[Role, ...]) -> Identity:
-        """The caller's identity.
+        """The caller's identity; a participant's connections may show a certificate of their own under its name.
 
         Raises:
             Unauthenticated: no valid certificate.

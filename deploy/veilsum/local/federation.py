@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.results.released_models import find_released
@@ -16,6 +17,8 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.runner import HubFederation, run_study
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_node.identity import Credentials, Label
+from veilsum_participant.boundary.encoding import read
+from veilsum_participant.boundary.front import Directive, ObjectKind
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.securesum.boxes import Box
@@ -25,6 +28,11 @@ from veilsum_proto import federation_pb2 as pb
 
 _STORED_SECONDS = 30.0
 """How long a finished study waits for a database that is away."""
+
+
+def as_directive(sent: pb.Directive | Directive) -> Directive:
+    """A directive as a participant reads it; one that it gave itself is that already."""
+    return sent if isinstance(sent, Directive) else read(sent.SerializeToString(), Directive)
 
 
 class LocalChannel:
@@ -39,17 +47,15 @@ class LocalChannel:
         former, self.coordinator_certificate = self.coordinator_certificate, self._hub.credentials.identity.certificate
         return self.coordinator_certificate != former
 
-    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
-        return self._hub.fetch(self._name, kind, study, number, attempt)
+    def fetch(self, kind: ObjectKind, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
+        return self._hub.fetch(self._name, cast(pb.ObjectKind.ValueType, kind), study, number, attempt)
 
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._hub.enrol(self._name, study, enrolment)
 
-    def refuse(
-        self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: pb.DirectiveKind.ValueType
-    ) -> None:
+    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: int) -> None:
         code, *more = (item.value for item in codes)
-        self._hub.refuse(self._name, study, code, number, attempt, more, answers)
+        self._hub.refuse(self._name, study, code, number, attempt, more, cast(pb.DirectiveKind.ValueType, answers))
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         self._hub.seal(self._name, study, boxes)
@@ -73,8 +79,8 @@ class LocalChannel:
     def consent(self, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None:
         self._hub.consent(self._name, study, attempt, consent, signature)
 
-    def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
-        self._hub.confirm(self._name, study, kind, number, attempt)
+    def confirm(self, study: bytes, kind: int, number: int, attempt: int) -> None:
+        self._hub.confirm(self._name, study, cast(pb.DirectiveKind.ValueType, kind), number, attempt)
 
 
 class LocalFederation:
@@ -99,7 +105,7 @@ class LocalFederation:
             for directive in self.hub.directives(name):
                 worked = True
                 try:
-                    core.handle(directive, channel)
+                    core.handle(as_directive(directive), channel)
                 except HostileInput:
                     # another answer of this step made the directive stale, as a reconnect would show
                     continue

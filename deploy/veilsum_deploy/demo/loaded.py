@@ -10,6 +10,7 @@ with loading(serves=True):
     import veilsum_coordinator.service.server  # noqa: F401
     import veilsum_deploy.coordinator.coordinator  # noqa: F401
     import veilsum_participant.cli.participant
+    import veilsum_participant.front.answering
     import veilsum_participant.migrations
     import veilsum_participant.session.client  # noqa: F401
 

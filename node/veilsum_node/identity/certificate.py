@@ -46,12 +46,17 @@ class CertificateExpired(HostileInput):
 
 
 class Role(StrEnum):
-    """What the authority lets a party be; a certificate carries exactly one."""
+    """What the authority lets a party be; a certificate carries exactly one.
+
+    ``transport`` is a participant's second certificate, of the key that its connections show: it speaks for the participant to
+    a coordinator and signs nothing, so that the key that signs need not lie where connections are made.
+    """
 
     PARTICIPANT = "participant"
     COORDINATOR = "coordinator"
     ANALYST = "analyst"
     OPERATOR = "operator"
+    TRANSPORT = "transport"
 
     @property
     def key_usages(self) -> tuple[x509.ObjectIdentifier, ...]:

@@ -30,7 +30,7 @@ from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
 from veilsum_node.identity.certificate import Role, federation_id, moment, p256_key
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, write_new
-from veilsum_node.identity.record import Issued
+from veilsum_node.identity.record import Issued, latest_by_place
 from veilsum_node.identity.signatures import Label, SigningKey, verify
 
 if TYPE_CHECKING:
@@ -134,10 +134,9 @@ def build_directory(
     Raises:
         Misuse: nobody is left to list, or too many for one file.
     """
-    latest = {entry.name: entry for entry in issued}
     members = [
         {"name": name, "role": entry.role.value, "fingerprint": entry.fingerprint}
-        for name, entry in sorted(latest.items())
+        for name, entry in sorted(latest_by_place(issued).items())
         if entry.role in LISTED and entry.expires > at and not entry.subject  # a login's key is gone in hours
     ]
     if not members:

@@ -1,7 +1,8 @@
 """Setting up a federation's identities: one party's directory, or a whole kit for trying out.
 
-A party's directory holds ``identity/key.pem``, ``identity/certificate.pem`` and ``identity/authority.pem``. A kit makes every
-private key on one machine, which a real federation must not: there each site makes its own and sends the request only.
+A party's directory holds ``identity/key.pem``, ``identity/certificate.pem`` and ``identity/authority.pem``; a participant's
+holds the same three once more beneath ``identity/transport``, for its connections. A kit makes every private key on one
+machine, which a real federation must not: there each site makes its own and sends the request only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from veilsum_node.errors import Misuse
 from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.identity.files import read_file, replace_file, write_new
-from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE
+from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE, TRANSPORT_FOLDER
 
 TRIAL_HOSTS = ("localhost", "127.0.0.1")
 
@@ -72,10 +73,30 @@ def prepare(directory: Path, name: str, role: Role) -> Party:
         StateError: the directory holds a key already, or cannot be written.
     """
     party = Party(name, role, directory)
-    key, csr = new_key_and_csr(name, role)
-    write_new(party.identity / KEY_FILE, key, mode=0o600)
-    replace_file(party.request, csr)
+    _make_key(party.identity, name, role)
+    if role is Role.PARTICIPANT:
+        prepare_transport(party.identity, name)
     return party
+
+
+def prepare_transport(identity: Path, name: str) -> Path:
+    """Make the key of a participant's connections and a request beside it; returns the request's path.
+
+    Args:
+        identity: the participant's ``identity`` directory.
+        name: the participant's.
+
+    Raises:
+        StateError: there is such a key already, or the directory cannot be written.
+    """
+    return _make_key(identity / TRANSPORT_FOLDER, name, Role.TRANSPORT)
+
+
+def _make_key(directory: Path, name: str, role: Role) -> Path:
+    key, csr = new_key_and_csr(name, role)
+    write_new(directory / KEY_FILE, key, mode=0o600)
+    replace_file(directory / REQUEST_FILE, csr)
+    return directory / REQUEST_FILE
 
 
 def install(directory: Path, certificate: bytes, authority: bytes) -> None:
@@ -125,9 +146,13 @@ def make_kit(
 
     def party(name: str, role: Role, place: Path) -> Party:
         made = prepare(place, name, role)
-        csr = read_file(made.request, "request")
-        certificate = authority.sign(csr, role=role, name=name, hosts=hosts if role is Role.COORDINATOR else ())
-        install(made.identity, certificate, authority.certificate_pem)
+        asked = [(made.identity, role)]
+        if role is Role.PARTICIPANT:
+            asked.append((made.identity / TRANSPORT_FOLDER, Role.TRANSPORT))
+        for folder, certified in asked:
+            csr = read_file(folder / REQUEST_FILE, "request")
+            certificate = authority.sign(csr, role=certified, name=name, hosts=hosts if role is Role.COORDINATOR else ())
+            install(folder, certificate, authority.certificate_pem)
         return made
 
     return Kit(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -45,6 +45,20 @@ class Issued:
     certificate: str
     subject: str = ""
 
+    @property
+    def place(self) -> str:
+        """Whose it is among certificates: a participant has two, one of which is for its connections."""
+        return _transport_of(self.name) if self.role is Role.TRANSPORT else self.name
+
+
+def _transport_of(name: str) -> str:
+    return f"{name}/transport"  # no name holds a slash
+
+
+def latest_by_place(entries: Iterable[Issued]) -> dict[str, Issued]:
+    """The latest certificate of each party, and of each participant's connections beside it."""
+    return {entry.place: entry for entry in entries}
+
 
 @dataclass(frozen=True)
 class Released:
@@ -77,12 +91,14 @@ class _Index:
     def take(self, entry: Issued | Released) -> None:
         if isinstance(entry, Released):
             self.released[entry.released] = entry
+            self.latest.pop(_transport_of(entry.released), None)  # goes with the name
             return
         # certificates themselves are not needed here, and are most of the record
-        self.latest[entry.name] = replace(entry, certificate="")
+        self.latest[entry.place] = replace(entry, certificate="")
         self.until[entry.name] = max(entry.expires, self.until.get(entry.name, 0))
-        self.owners.setdefault(entry.fingerprint, entry.name)
-        self.released.pop(entry.name, None)
+        self.owners.setdefault(entry.fingerprint, entry.place)
+        if entry.role is not Role.TRANSPORT:
+            self.released.pop(entry.name, None)
 
 
 class IssuedRecord:
@@ -229,11 +245,18 @@ def _check_free(index: _Index, new: Issued, *, replace: bool) -> None:
     if new.subject:
         _check_login(index, new)
         return
-    owner = index.owners.get(new.fingerprint, new.name)
-    if owner != new.name:
+    owner = index.owners.get(new.fingerprint, new.place)
+    if owner != new.place:
         raise StateError(f"The key is certified for {owner!r} already.", "Make a new key: no two parties share one.")
-    latest, free = index.latest.get(new.name), index.released.get(new.name)
-    if free is not None and not free.to:
+    latest, free = index.latest.get(new.place), index.released.get(new.name)
+    if new.role is Role.TRANSPORT:
+        party = index.latest.get(new.name)
+        if free is not None or party is None or party.role is not Role.PARTICIPANT:
+            raise StateError(
+                f"No participant {new.name!r} was signed for.",
+                "Sign the request of its own key first: that one names the party.",
+            )
+    elif free is not None and not free.to:
         return
     if latest is not None and (latest.fingerprint, latest.role) != (new.fingerprint, new.role) and not replace:
         raise StateError(

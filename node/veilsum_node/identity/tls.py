@@ -25,6 +25,9 @@ from veilsum_node.identity.signatures import SigningKey
 
 KEY_FILE = "key.pem"
 REQUEST_FILE = "request.csr"
+TRANSPORT_FOLDER = "transport"
+"""Beneath a participant's identity directory: key and certificate of its connections, in the same files."""
+
 CERTIFICATE_FILE = "certificate.pem"
 AUTHORITY_FILE = "authority.pem"
 
@@ -92,6 +95,35 @@ def load_credentials(directory: Path, at: int, role: Role | None = None) -> Cred
     if identity.fingerprint != signing_key.fingerprint:
         raise ConfigurationError(f"{certificate_path} does not belong to {key_path}.", advice)
     return Credentials(identity, signing_key, ca, key, certificate, ca.public_bytes(Encoding.PEM))
+
+
+def transport_folder(directory: Path) -> Path:
+    """Where what a party shows in connections lies: in a folder of its own where one was certified, else its identity."""
+    own = directory / TRANSPORT_FOLDER
+    return own if (own / CERTIFICATE_FILE).exists() else directory
+
+
+def load_transport(directory: Path, at: int, owner: Credentials) -> Credentials:
+    """What a party shows in connections; ``owner`` itself where no key was certified for that alone.
+
+    Args:
+        directory: the party's ``identity`` directory.
+        at: the time to judge validity by, Unix seconds.
+        owner: the party's own credentials.
+
+    Raises:
+        ConfigurationError: as :func:`load_credentials`, or the certificate is another party's or another federation's.
+    """
+    folder = transport_folder(directory)
+    if folder == directory:
+        return owner
+    found = load_credentials(folder, at, Role.TRANSPORT)
+    if (found.federation_id, found.identity.name) != (owner.federation_id, owner.identity.name):
+        raise ConfigurationError(
+            f"{folder / CERTIFICATE_FILE} is for connections of {found.identity.name}, not of {owner.identity.name}.",
+            "Have the authority sign the request beside it under this party's name.",
+        )
+    return found
 
 
 def key_advice(directory: Path, error: OSError) -> str:

@@ -11,9 +11,12 @@ import ctypes
 import logging
 import os
 import resource
+import signal
+import sys
 
 LOG = logging.getLogger("veilsum.process")
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _SPARE_FILES = 256
 
@@ -26,6 +29,24 @@ def harden() -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     except (OSError, ValueError, AttributeError) as error:
         LOG.warning("core dumps cannot be disabled: %s", error)
+
+
+def end_with_parent(*, only: bool = False) -> None:
+    """Let the kernel end this process (SIGKILL) as soon as its parent is gone, however that ends; Linux only.
+
+    Args:
+        only: whether what a terminal and a supervisor send to all of a service's processes is not for this one.
+
+    Raises:
+        SystemExit: it is gone already.
+    """
+    parent = os.getppid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if only else ():
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent or parent == 1:
+        raise SystemExit(1)
 
 
 def allow_files(wanted: int) -> int:

@@ -10,7 +10,7 @@ import typer
 from veilsum_node.identity import Role, SigningKey
 from veilsum_node.identity.files import read_private
 from veilsum_node.identity.provision import prepare
-from veilsum_node.identity.tls import KEY_FILE
+from veilsum_node.identity.tls import KEY_FILE, REQUEST_FILE, TRANSPORT_FOLDER
 from veilsum_node.process.console import print_fields, print_line
 from veilsum_node.process.starters import EXAMPLE_ADDRESS, write_starter
 
@@ -34,6 +34,9 @@ AddressOption = Annotated[
 def init_party(directory: Path, name: str, role: Role, *, as_json: bool, address: str = EXAMPLE_ADDRESS) -> None:
     """Make key, request and a starter configuration beside them, and say what comes next."""
     party = prepare(directory, name, role)
+    requests = str(party.request)
+    if role is Role.PARTICIPANT:
+        requests += f" and {party.identity / TRANSPORT_FOLDER / REQUEST_FILE}"
     config = write_starter(directory, role, address)
     fields = {
         "name": name,
@@ -46,6 +49,6 @@ def init_party(directory: Path, name: str, role: Role, *, as_json: bool, address
     print_fields(fields, title=f"New {role}", as_json=as_json)
     if not as_json:
         print_line(
-            f"Send {party.request} to the federation's authority and put the certificate.pem and authority.pem that it answers"
-            f" into {party.identity}. The private key stays here. Edit {config}."
+            f"Send {requests} to the federation's authority and put the certificate.pem and authority.pem that it answers"
+            f" beside each request. The private keys stay here. Edit {config}."
         )

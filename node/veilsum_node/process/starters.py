@@ -25,6 +25,8 @@ coordinator = "$address"      # host:port of the coordinator, as its certificate
 identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
 state = "participant.db"      # protocol state and privacy ledger; of an older copy the participant recovers charges first
 
+isolation = "none"            # "processes": network, keys and records in processes of their own, confined by the kernel
+
 # [log]                       # by default plain lines on standard error
 # file = "participant.log"
 # format = "json"             # one object per line, for programs

@@ -103,6 +103,29 @@ def write_address(path: Path, address: str, key: str) -> None:
         raise ConfigurationError(f"{path} {unwritable(error)}.", f"Check {key}.") from error
 
 
+def bound(settings: MetricsSettings) -> socket.socket:
+    """A socket that listens where the metrics are to be served, for a process that may not make one.
+
+    Raises:
+        ConfigurationError: the address is not safe as configured, or cannot be listened on.
+    """
+    family, place = _resolve(settings)
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(place)
+        made.listen(Listener.request_queue_size)
+    except OSError as error:
+        made.close()
+        raise _unbound(settings, error) from error
+    return made
+
+
+def _unbound(settings: MetricsSettings, error: OSError) -> ConfigurationError:
+    advice = "Choose a free port, or 0 to let the system choose."
+    return ConfigurationError(f"The metrics cannot be served on {settings.listen} ({error.strerror}).", advice)
+
+
 class MetricsServer:
     """Serves a registry until it is stopped.
 
@@ -132,20 +155,20 @@ class MetricsServer:
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self) -> str:
+    def start(self, listening: socket.socket | None = None) -> str:
         """Listen; returns the address, with the port that the system chose.
+
+        Args:
+            listening: a socket that :func:`bound` made for the same settings.
 
         Raises:
             ConfigurationError: the address cannot be listened on, or the ready file not be written.
         """
         settings = self._settings
         try:
-            self._server = Listener(self._family, self._place, self._pages.answer, self._tls)
+            self._server = Listener(self._family, self._place, self._pages.answer, self._tls, listening=listening)
         except OSError as error:
-            advice = "Choose a free port, or 0 to let the system choose."
-            raise ConfigurationError(
-                f"The metrics cannot be served on {settings.listen} ({error.strerror}).", advice
-            ) from error
+            raise _unbound(settings, error) from error
         address = f"{settings.listen.rpartition(':')[0]}:{self._server.server_address[1]}"
         if settings.ready_file is not None:
             try:

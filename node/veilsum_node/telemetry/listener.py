@@ -111,6 +111,7 @@ class Listener(socketserver.ThreadingTCPServer):
         tls: speaks TLS with every caller; None for plain HTTP.
         take: answers POST; None to refuse it.
         proxies: addresses of proxies whose ``X-Forwarded-For`` is believed: whom they name is counted in their place.
+        listening: a socket that listens at ``place`` already, of who may not make one.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -129,6 +130,7 @@ class Listener(socketserver.ThreadingTCPServer):
         tls: ServerTls | None,
         take: Taker | None = None,
         proxies: Collection[str] = (),
+        listening: socket.socket | None = None,
     ) -> None:
         self.address_family = family
         self.proxies = frozenset(proxies)
@@ -137,7 +139,11 @@ class Listener(socketserver.ThreadingTCPServer):
         self._callers: Counter[str] = Counter()
         self._forwarded: Counter[str] = Counter()
         self._since: dict[socket.socket, tuple[str, float]] = {}
-        super().__init__(place, _Handler)
+        if listening is None:
+            super().__init__(place, _Handler)
+            return
+        socketserver.BaseServer.__init__(self, listening.getsockname(), _Handler)
+        self.socket = listening
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection; its handshake is its own thread's, so that nobody waits for a slow caller."""

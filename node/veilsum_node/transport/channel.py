@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import grpc
 
-from veilsum_node.errors import HostileInput, StateError
-from veilsum_node.identity import Credentials, Identity, Label, Role, hello_digest, verify, verify_certificate
-from veilsum_node.transport.handshake import server_certificate
+from veilsum_node.errors import StateError
+from veilsum_node.identity import Credentials, Identity
+from veilsum_node.transport.greeting import verify_greeting
+from veilsum_node.transport.handshake import TlsParty, server_certificate
 from veilsum_node.transport.route import Route, as_route
 from veilsum_node.transport.tls13 import require_tls13
 from veilsum_proto import MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS, SOFTWARE
@@ -30,7 +31,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
 ]
 
 
-def open_channel(way: Route | str, credentials: Credentials) -> grpc.Channel:
+def open_channel(way: Route | str, credentials: Credentials | TlsParty) -> grpc.Channel:
     """Open a mutual-TLS channel; the server must be certified for the host that the route names.
 
     Raises:
@@ -53,10 +54,7 @@ def open_channel(way: Route | str, credentials: Credentials) -> grpc.Channel:
 
 
 def greet(stub: CoordinationStub, credentials: Credentials, challenge: bytes, at: int) -> tuple[pb.HelloReply, Identity]:
-    """Negotiate the protocol version and let the coordinator prove its name.
-
-    TLS proves that some coordinator of the federation answers under the host's name; gRPC does not say which. So the
-    answer is signed over a fresh challenge and this caller's name.
+    """Negotiate the protocol version and let the coordinator prove its name (:mod:`.greeting`).
 
     Args:
         stub: over an open channel.
@@ -75,9 +73,7 @@ def greet(stub: CoordinationStub, credentials: Credentials, challenge: bytes, at
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise StateError(str(error.details()), "Install a version that the coordinator speaks.") from error
         raise
-    if reply.version not in PROTOCOL_VERSIONS:
-        raise HostileInput("The coordinator chose a protocol version that was not offered.")
-    identity = verify_certificate(reply.certificate, credentials.authority, at, Role.COORDINATOR)
-    greeting = hello_digest(challenge, credentials.identity.name, identity.name)
-    verify(identity.public_key, Label.HELLO, greeting, reply.signature)
+    identity = verify_greeting(
+        credentials, challenge, version=reply.version, certificate=reply.certificate, signature=reply.signature, at=at
+    )
     return reply, identity

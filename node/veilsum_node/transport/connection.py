@@ -14,13 +14,11 @@ import grpc
 
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import Credentials
-from veilsum_node.identity.files import read_file
-from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import greet
-from veilsum_node.transport.handshake import client_context, own_certificate_refused, shake_hands
-from veilsum_node.transport.route import BrokenOffError, Route, UnreachableError, as_route, split_address
+from veilsum_node.transport.handshake import TlsParty, own_certificate_refused, shake_hands
+from veilsum_node.transport.route import BrokenOffError, Route, UnreachableError, as_route, split_address, spread
 from veilsum_proto.federation_pb2_grpc import CoordinationStub
 
 __all__ = ["Greeting", "UnreachableError", "explain", "hello", "probe_tcp", "probe_tls", "split_address", "spread"]
@@ -39,8 +37,8 @@ def probe_tcp(way: Route | str) -> None:
         pass
 
 
-def probe_tls(way: Route | str, identity: Path) -> None:
-    """Shake hands as the party whose identity directory it is, and wait for the coordinator's first bytes.
+def probe_tls(way: Route | str, identity: Path | TlsParty) -> None:
+    """Shake hands as a party, or as that whose identity directory it is, and wait for the coordinator's first bytes.
 
     In TLS 1.3 a server judges the client's certificate after the client has finished; only its first bytes show acceptance.
 
@@ -49,15 +47,16 @@ def probe_tls(way: Route | str, identity: Path) -> None:
     """
     way = as_route(way)
     try:
-        context = client_context(read_file(identity / AUTHORITY_FILE, "authority's certificate") + b"\n" + way.roots)
-        context.load_cert_chain(identity / CERTIFICATE_FILE, identity / KEY_FILE)
+        party = identity if isinstance(identity, TlsParty) else TlsParty.of(identity)
+        context = party.context(way.roots)
     except (OSError, ValueError) as error:  # includes ssl.SSLError
-        raise Misuse(f"The identity in {identity} cannot be loaded.", "Check its three files.") from error
+        where = f" in {identity}" if isinstance(identity, Path) else ""
+        raise Misuse(f"The identity{where} cannot be loaded.", "Check its three files.") from error
     answer, alert = _first_byte(way, context)
     if not answer and not alert:  # a server that is killed ends a connection so as well: then nothing answers the next one
         answer, alert = _first_byte(way, context)
     if not answer:
-        raise own_certificate_refused(identity, way, alert)
+        raise own_certificate_refused(party.certificate_pem, way, alert)
 
 
 def _first_byte(way: Route, context: ssl.SSLContext) -> tuple[bytes, str]:
@@ -102,12 +101,7 @@ def hello(channel: grpc.Channel, credentials: Credentials, at: int) -> Greeting:
     return Greeting(identity.name, reply.now, reply.version, printable(reply.software), identity.not_after)
 
 
-def spread(pause: float, random: RandomSource) -> float:
-    """Between half of a pause and all of it, at random: not all that lost one coordinator dial it at once."""
-    return pause * (0.5 + int.from_bytes(random.bytes(2), "big") / 2**17)
-
-
-def explain(error: grpc.RpcError, way: Route | str, identity: Path) -> VeilsumError:
+def explain(error: grpc.RpcError, way: Route | str, identity: Path | TlsParty) -> VeilsumError:
     """The typed error behind a failed call; an unavailable coordinator is probed, the same way, to say what is wrong."""
     way = as_route(way)
     address = way.address

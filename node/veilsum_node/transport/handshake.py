@@ -5,19 +5,58 @@ gRPC reports most failures as "unavailable" and never shows a client the certifi
 
 from __future__ import annotations
 
+import os
 import ssl
+import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity.certificate import certificate_end, load_certificate, moment
 from veilsum_node.identity.files import read_file
-from veilsum_node.identity.tls import CERTIFICATE_FILE
+from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.route import BrokenOffError, Route, UnreachableError, split_address
 
 _VERIFY_EXPIRED, _VERIFY_NOT_YET, _VERIFY_HOSTNAME, _VERIFY_ADDRESS = 10, 9, 62, 64
 """OpenSSL's X509_V_ERR codes."""
+
+
+@dataclass(frozen=True)
+class TlsParty:
+    """What a party shows itself by in TLS and believes others by, in PEM."""
+
+    authority_pem: bytes = field(repr=False)
+    certificate_pem: bytes = field(repr=False)
+    key_pem: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, identity: Path) -> TlsParty:
+        """The party whose identity directory it is; nothing is verified.
+
+        Raises:
+            Misuse: a file cannot be read.
+        """
+        return cls(
+            read_file(identity / AUTHORITY_FILE, "authority's certificate"),
+            read_file(identity / CERTIFICATE_FILE, "certificate"),
+            read_file(identity / KEY_FILE, "private key"),
+        )
+
+    def context(self, roots: bytes) -> ssl.SSLContext:
+        """TLS 1.3 as this party, to a server whose certificate comes from its authority or ``roots``.
+
+        Raises:
+            OSError, ValueError: the PEM is wrong; no file can be made in memory.
+        """
+        context = client_context(self.authority_pem + b"\n" + roots)
+        with tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else os.fdopen(os.memfd_create("tls"), "wb") as file:
+            file.write(self.certificate_pem + b"\n" + self.key_pem)  # OpenSSL is given these by a file's name only
+            file.flush()
+            file.seek(0)
+            context.load_cert_chain(f"/dev/fd/{file.fileno()}")
+        return context
 
 
 def client_context(roots: bytes) -> ssl.SSLContext:
@@ -124,9 +163,9 @@ def _untrusted(way: Route, error: ssl.SSLCertVerificationError) -> UnreachableEr
     )
 
 
-def own_certificate_refused(identity: Path, way: Route, alert: str) -> UnreachableError:
-    """Why a server ended the connection after it saw this party's certificate."""
-    shown = load_certificate(read_file(identity / CERTIFICATE_FILE, "certificate"))
+def own_certificate_refused(certificate: bytes, way: Route, alert: str) -> UnreachableError:
+    """Why a server ended the connection after it saw this party's certificate (PEM)."""
+    shown = load_certificate(certificate)
     ended = certificate_end(shown)
     end = moment(ended)
     if "expired" in alert or time.time() > ended:  # a server may end the connection without a word

@@ -29,6 +29,7 @@ from veilsum_node.errors import ConfigurationError, Misuse, Unavailable, raising
 from veilsum_node.fields import Frozen
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
 from veilsum_node.phrases import unreadable
+from veilsum_node.randomness import RandomSource
 
 PROBE_SECONDS = 5.0
 
@@ -173,6 +174,11 @@ class Route:
 def as_route(way: Route | str) -> Route:
     """A bare address is the straight way."""
     return Route(way) if isinstance(way, str) else way
+
+
+def spread(pause: float, random: RandomSource) -> float:
+    """Between half of a pause and all of it, at random: not all that lost one coordinator dial it at once."""
+    return pause * (0.5 + int.from_bytes(random.bytes(2), "big") / 2**17)
 
 
 def plan_route(

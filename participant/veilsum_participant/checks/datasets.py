@@ -13,12 +13,11 @@ from veilsum_node.telemetry.logs import printable
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.check import AGREED
 from veilsum_participant.data.images import check_images
-from veilsum_participant.data.json_files import is_document, is_json
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.data.sources import asked_query, found_columns, named_in_records, query_rows, reader_of
+from veilsum_participant.data.sources import asked_query, found_columns, query_rows, reader_of
 from veilsum_participant.data.table import require_columns
-from veilsum_participant.dataset_config import MISSES, DatasetConfig
-from veilsum_participant.query import Images, Source, SourceQuery, TextFile, pixel_names
+from veilsum_participant.dataset_config import MISSES, DatasetConfig, named_in_records
+from veilsum_participant.query import Images, Source, SourceQuery, TextFile, is_document, is_json, pixel_names
 from veilsum_privacy.study.schema import DatasetSchema
 
 _TEXTS, _LONGEST = 10, 60

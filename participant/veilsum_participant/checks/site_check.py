@@ -26,9 +26,10 @@ from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
-from veilsum_node.identity.tls import KEY_FILE, key_advice
+from veilsum_node.identity.tls import KEY_FILE, REQUEST_FILE, key_advice, load_transport, transport_folder
 from veilsum_node.phrases import counted
 from veilsum_node.process.check import Check, CheckOutcome, storage_checks
+from veilsum_node.process.confinement import offered, reach_fault, unconfinable
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
@@ -37,11 +38,12 @@ from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_t
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
 from veilsum_participant.config import METHODS, ParticipantConfig, Policy
-from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
+from veilsum_participant.encoder_files import file_digest
 from veilsum_participant.policy import column_faults, former_tasks, invited_faults, lacking_tasks, term_faults
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
+from veilsum_participant.roles import UNCONFINED, bounds_of_all
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.accounting.prices import delta_warning
@@ -103,6 +105,7 @@ class SiteCheck:
         self._schemas = schemas or {}
         self._study = study
         self._credentials: Credentials | None = None
+        self._shown: Credentials | None = None
         self._unreachable = False
 
     def run(self, *, reach: bool = True) -> list[Check]:
@@ -110,6 +113,7 @@ class SiteCheck:
         checks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
             ("key permissions", self._key),
             ("certificate", self._certificate),
+            ("key of connections", self._transport),
             ("TCP connection", self._tcp),
             ("TLS", self._tls),
             ("protocol", self._hello),
@@ -120,6 +124,7 @@ class SiteCheck:
             ("policy", self._policy),
             ("cohorts", lambda: cohorts(self._config)),
             ("metrics", self._metrics),
+            ("isolation", self._isolation),
             *((f"dataset {name}", partial(self._dataset, name)) for name in self._config.datasets),
             *((f"encoder {name}", partial(self._encoder, name)) for name in self._config.encoders),
         ]
@@ -174,6 +179,25 @@ class SiteCheck:
         if soon := expiry_warning("the federation's authority", certificate_end(self._credentials.authority), now):
             yield Check("authority", CheckOutcome.WARNING, soon, "Ask the authority's operator for its successor.")
 
+    def _transport(self) -> Iterator[Check]:
+        name = "key of connections"
+        if self._credentials is None:
+            yield Check(name, CheckOutcome.FAILED, "cannot be looked at without a valid identity", "See the certificate.")
+            return
+        folder = transport_folder(self._config.identity)
+        if folder == self._config.identity:
+            advice = "Make one with `veilsum participant transport-key`, and have the authority certify it."
+            detail = "the key that signs serves connections too, so that whatever makes them holds it"
+            yield Check(name, CheckOutcome.WARNING, detail, advice)
+            return
+        self._shown = load_transport(self._config.identity, self._clock(), self._credentials)
+        found = self._shown.identity
+        detail = f"of its own, fingerprint {found.fingerprint}, until {moment(found.not_after)}"
+        if soon := expiry_warning("connections", found.not_after, self._clock()):
+            yield Check(name, CheckOutcome.WARNING, soon, f"Have the authority sign {folder / REQUEST_FILE} again.")
+        else:
+            yield Check(name, CheckOutcome.OK, detail)
+
     def _tcp(self) -> Iterator[Check]:
         way = self._config.route
         probe_tcp(way)
@@ -183,7 +207,7 @@ class SiteCheck:
             yield Check("proxy", CheckOutcome.OK, detail, 'Name a proxy, or set proxy = "environment", to use one.')
 
     def _tls(self) -> Iterator[Check]:
-        probe_tls(self._config.route, self._config.identity)
+        probe_tls(self._config.route, transport_folder(self._config.identity))
         yield Check("TLS", CheckOutcome.OK, "both certificates are accepted")
 
     def _hello(self) -> Iterator[Check]:
@@ -196,11 +220,11 @@ class SiteCheck:
             )
             return
         way = self._config.route
-        with open_channel(way, self._credentials) as channel:
+        with open_channel(way, self._shown or self._credentials) as channel:
             try:
                 reply = hello(channel, self._credentials, self._clock())
             except grpc.RpcError as error:
-                raise explain(error, way, self._config.identity) from error
+                raise explain(error, way, transport_folder(self._config.identity)) from error
             skew = reply.now - self._clock()
         detail = f"version {reply.version}; coordinator {reply.coordinator} proved its name; {reply.software}"
         yield Check("protocol", CheckOutcome.OK, detail)
@@ -229,6 +253,24 @@ class SiteCheck:
             yield Check("directory", CheckOutcome.WARNING, f"{detail}: {soon}", advice)
         else:
             yield Check("directory", CheckOutcome.OK, detail)
+
+    def _isolation(self) -> Iterator[Check]:
+        found = offered()
+        if self._config.isolation == "none":
+            advice = 'Set isolation = "processes".' if found.enough else f"This machine cannot: {'; '.join(found.lacking())}."
+            yield Check("isolation", CheckOutcome.WARNING, UNCONFINED, advice)
+            return
+        if not found.enough:
+            error = unconfinable(found)
+            yield Check("isolation", CheckOutcome.FAILED, error.message, error.advice)
+            return
+        near = [error for error in map(reach_fault, bounds_of_all(self._config)) if error is not None]
+        for error in near:
+            yield Check("isolation", CheckOutcome.FAILED, error.message, error.advice)
+        if not near and (lacking := found.lacking()):
+            yield Check("isolation", CheckOutcome.WARNING, f"confined, but {'; '.join(lacking)}", "A newer kernel closes it.")
+        elif not near:
+            yield Check("isolation", CheckOutcome.OK, f"processes are confined, by version {found.landlock} of Landlock")
 
     def _policy(self) -> Iterator[Check]:
         policy = self._config.policy

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veilsum_node.errors import VeilsumError
-from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.site import Site
+from veilsum_participant.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.store.studies import find_study
 from veilsum_privacy.ledger.entries import Entry, Kind
 

@@ -6,6 +6,7 @@ How the ``participant`` commands show studies that wait for the operator's word.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,18 +68,49 @@ def init(
     init_party(directory, name, Role.PARTICIPANT, as_json=as_json, address=coordinator)
 
 
+@app.command("transport-key")
+def transport_key(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Make a key of its own for this site's connections, and the request for its certificate; the key that signs stays.
+
+    Once the authority's answer lies beside the request, connections show it: also those of a participant that runs.
+    """
+    from veilsum_node.identity import load_credentials
+    from veilsum_node.identity.provision import prepare_transport
+
+    settings = _load(config)
+    name = load_credentials(settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
+    request = prepare_transport(settings.identity, name)
+    print_fields({"name": name, "role": Role.TRANSPORT.value, "request": str(request)}, title="New key", as_json=as_json)
+    if not as_json:
+        print_line(
+            f"Send {request} to the federation's authority, who signs it with `veilsum federation sign --role transport"
+            f" --name {name}`, and put its answer beside it."
+        )
+
+
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""
     with loading(serves=True):  # gRPC, Arrow and the database, which init does without
         from veilsum_node.process.hardening import harden
         from veilsum_node.telemetry.logs import start_logging
-        from veilsum_participant.session.client import run_participant
+        from veilsum_participant.session.client import Parts, run_participant
 
     harden()
     settings = _load(config)
-    start_logging(settings.log)
-    run_participant(settings)
+    if settings.isolation == "processes":
+        from veilsum_participant.session.launcher import divide
+
+        parts = divide(settings, config)  # from here on this process is the guard
+        start_logging(settings.log)
+    else:
+        from veilsum_participant.front.answering import in_process
+        from veilsum_participant.roles import UNCONFINED
+
+        parts = Parts(in_process)
+        start_logging(settings.log)
+        logging.getLogger("veilsum.participant").warning('isolation = "none": %s', UNCONFINED)
+    run_participant(settings, parts)
 
 
 def _load(path: Path) -> ParticipantConfig:

@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 
 from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
-from veilsum_participant.data.formats import is_csv
-from veilsum_participant.data.json_files import is_document, is_json, json_texts
+from veilsum_participant.data.json_files import json_texts
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import ParquetReader, file_parts
 from veilsum_participant.data.reader import (
@@ -39,7 +38,7 @@ from veilsum_participant.data.reader import (
     missing_package,
     slow,
 )
-from veilsum_participant.query import PLAIN, Dialect, SourceQuery
+from veilsum_participant.query import PLAIN, Dialect, SourceQuery, is_csv, is_document, is_json
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",

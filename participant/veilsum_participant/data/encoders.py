@@ -18,7 +18,6 @@ import hmac
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -27,9 +26,9 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
-from veilsum_node.phrases import unreadable
 from veilsum_participant.data.programs import read_program
 from veilsum_participant.dataset_config import EncoderConfig
+from veilsum_participant.encoder_files import find_path, unreadable_encoder
 from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import device
@@ -173,59 +172,15 @@ def find_encoder(encoders: Mapping[str, EncoderConfig], declared: Program) -> Pr
     return load_encoder(find_path(encoders, declared), declared)
 
 
-def find_path(encoders: Mapping[str, EncoderConfig], declared: Program) -> Path:
-    """The configured file that has the hash of a study's program.
-
-    Raises:
-        ConfigurationError: none has it; the message lists what there is.
-    """
-    found: dict[str, str] = {}
-    for name, encoder in encoders.items():
-        try:
-            found[name] = file_digest(encoder.path)
-        except ConfigurationError as error:
-            found[name] = error.message.rstrip(".")
-        if found[name] == declared.sha256:
-            return encoder.path
-    there = "; ".join(f"{name}: {what}" for name, what in found.items()) or "none is configured"
-    raise ConfigurationError(
-        f"No encoder has the SHA-256 {declared.sha256} that the study names ({there}).",
-        "Get the study's file and name it in participant.toml: [encoders.NAME] path = ...",
-    )
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits; remembered until its time or size changes. Loading never relies on it.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
-    try:
-        status = path.stat()
-        return _digest(path, status.st_ino, status.st_mtime_ns, status.st_size)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-@lru_cache(maxsize=64)
-def _digest(path: Path, *_: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_PROGRAM_BYTES + 1)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable_encoder(path, error) from error
     if len(data) > MAX_PROGRAM_BYTES:
         raise ConfigurationError(f"{path}: is larger than {MAX_PROGRAM_BYTES >> 30} GiB.", "Is it really the encoder?")
     return data
-
-
-def _unreadable(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{path}: the encoder {unreadable(error)}.", "Check the path in [encoders].")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which format a file has, by its name, and what may go wrong in reading one."""
+"""What may go wrong in reading a file."""
 
 from __future__ import annotations
 
@@ -9,27 +9,9 @@ from pathlib import Path
 from veilsum_node.errors import DataError, VeilsumError
 from veilsum_node.phrases import unreadable
 from veilsum_participant.data.objects import reachable
-from veilsum_participant.query import Bucket, TextFile
+from veilsum_participant.query import Bucket, is_csv, is_npz
 
 CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
-
-PARQUET = (".parquet", ".pq")
-"""Suffixes of Parquet files."""
-
-
-def is_csv(file: Path | Bucket | TextFile) -> bool:
-    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix; a folder holds Parquet.
-
-    In S3 an object of CSV ends in .csv.
-    """
-    if isinstance(file, Path):
-        return file.suffix.lower() not in (*PARQUET, ".npz") and not file.is_dir()
-    return isinstance(file, TextFile) or file.csv
-
-
-def is_npz(file: Path | Bucket | TextFile) -> bool:
-    """Whether a file is an archive of NumPy's arrays."""
-    return isinstance(file, Path) and file.suffix.lower() == ".npz"
 
 
 @contextmanager

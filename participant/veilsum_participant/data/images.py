@@ -11,6 +11,7 @@ import gzip
 import logging
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -71,7 +72,7 @@ def pixel_columns(images: Images, files: Any, wanted: list[str]) -> tuple[dict[s
     found = np.full((len(names), len(places)), np.nan)
     refused: Counter[str] = Counter()
     for row, name in enumerate(names):
-        pixels = read_image(images.folder, name, images.shape)
+        pixels = _reading.decode(images.folder, name, images.shape)
         if isinstance(pixels, NoPixels):
             refused[pixels] += 1
         else:
@@ -91,6 +92,29 @@ def read_image(folder: Path, name: object, shape: tuple[int, int, int]) -> Float
         return refused.reason
     except Exception:  # noqa: BLE001  what decoders raise is many things
         return NoPixels.DAMAGED
+
+
+Decode = Callable[[Path, object, tuple[int, int, int]], Floats | NoPixels]
+"""As :func:`read_image`."""
+
+
+@dataclass
+class _Reading:
+    decode: Decode = read_image
+
+
+_reading = _Reading()
+
+
+def decode_by(decode: Decode) -> None:
+    """Have this process decode images by another function from here on, which may do so elsewhere."""
+    _reading.decode = decode
+
+
+def preload() -> None:
+    """Import what images are decoded with, which takes a while."""
+    _silence()
+    import pydicom.pixels  # noqa: F401
 
 
 @cache

@@ -14,7 +14,7 @@ from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import Fault, as_text, open_text, texts
 from veilsum_participant.data.objects import AnyFile, StoredFile, open_file
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.query import PLAIN, Dialect
+from veilsum_participant.query import PLAIN, Dialect, is_document
 
 MAX_DOCUMENT = 1 << 28
 """Bytes of the longest document that is used; a longer one is taken for no JSON."""
@@ -22,24 +22,6 @@ MAX_DOCUMENT = 1 << 28
 _GZIP = b"\x1f\x8b"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _UTF_8 = b"\xef\xbb\xbf"
-
-
-def is_json(path: Path) -> bool:
-    """Whether a file of a name, or a glob of several, holds JSON."""
-    return is_document(path) or _suffix(path) in (".ndjson", ".jsonl")
-
-
-def is_document(path: Path) -> bool:
-    """Whether a file holds one JSON document, in any number of lines."""
-    return _suffix(path) == ".json"
-
-
-def _suffix(path: Path) -> str:
-    """The last suffix, before that of a compression."""
-    name = path.name.lower()
-    for packed in (".gz", ".bz2", ".xz", ".zst"):
-        name = name.removesuffix(packed)
-    return Path(name).suffix
 
 
 def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:

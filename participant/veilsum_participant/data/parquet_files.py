@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data.formats import CHECK_FORMAT, PARQUET, readable
+from veilsum_participant.data.formats import CHECK_FORMAT, readable
 from veilsum_participant.data.objects import StoredFile, stored_files
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
-from veilsum_participant.query import Bucket
+from veilsum_participant.query import PARQUET, Bucket
 
 _NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")

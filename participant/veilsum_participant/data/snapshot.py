@@ -1,20 +1,13 @@
-"""Which records a release was computed from: a digest that the site can make again, and that tells nobody else anything.
-
-A ledger is exported, and whoever knows all records but one could try a plain hash. So the digest is keyed with a secret of the
-site's, and bound to the release: two releases of the same records do not show that nothing changed between them.
-"""
+"""A digest of records, which a site can make again; what leaves the site is keyed (:mod:`veilsum_participant.snapshot`)."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Iterator
 
 import numpy as np
 
-from veilsum_privacy.tasks.base import Records
-
-KEY_PURPOSE = "snapshot"
+from veilsum_privacy.mechanism.records import Records
 
 
 class RecordsDigest:
@@ -49,15 +42,6 @@ def records_digest(records: Records) -> bytes:
     found = RecordsDigest()
     found.add(records)
     return found.digest()
-
-
-def snapshot(digest: bytes, key: bytes, context: bytes) -> bytes:
-    """HMAC-SHA256 of a release's context (32 bytes) and the digest of its records, under the site's secret (32 bytes).
-
-    Args:
-        digest: 32 bytes; or none, for records that could not be read to their end.
-    """
-    return hmac.digest(key, context + digest, "sha256")
 
 
 def _rows(records: Records) -> Iterator[bytes]:

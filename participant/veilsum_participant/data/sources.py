@@ -22,15 +22,13 @@ from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import DataError, Unavailable
 from veilsum_participant.data import typed
 from veilsum_participant.data.csv_files import CsvReader
-from veilsum_participant.data.formats import is_csv, is_npz
 from veilsum_participant.data.images import check_images, pixel_columns
-from veilsum_participant.data.json_files import is_json
 from veilsum_participant.data.npz_files import NpzReader
 from veilsum_participant.data.parquet_files import ParquetReader
 from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, yielded
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import PLAIN, Bucket, Images, Source, SourceQuery, TextFile, pixel_names
+from veilsum_participant.dataset_config import header_conflict
+from veilsum_participant.query import PLAIN, Bucket, Images, Source, SourceQuery, TextFile, is_csv, is_npz, pixel_names
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 PAUSES = (1.0, 5.0)
@@ -97,19 +95,6 @@ def _checked(
     stated = columns if isinstance(reader, CsvReader) or asked_query(source) is not None else ()
     check_found(source, reader.layout(), own, subject, stated)
     return reader
-
-
-def header_conflict(schema: DatasetSchema) -> str:
-    """What schema and owner of a CSV file say of its first line where they differ."""
-    said = ("holds records", "names the columns")
-    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
-
-
-def named_in_records(offered: DatasetConfig) -> bool:
-    """Whether the names of a dataset's columns stand in a line that could be a record: of CSV, and of a query on CSV."""
-    if offered.file is not None:
-        return offered.header and is_csv(offered.file)
-    return any(is_csv(path) and not is_json(path) for path in offered.files.values())
 
 
 def found_columns(source: Source, *, header: bool = True) -> list[str] | None:

@@ -24,31 +24,16 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.formats import is_npz
 from veilsum_participant.data.sources import SourceTables, changed, opened, tried
 from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_parts, told
 from veilsum_participant.data.table import Table
-from veilsum_participant.query import Images, Source, SourceQuery
+from veilsum_participant.datasets import BATCH, record_bytes
+from veilsum_participant.query import Source
+from veilsum_privacy.mechanism.records import Records, join_batches
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, join_batches
-
-BATCH = 1 << 24
-"""Bytes of records that are read at a time."""
-
 
 _ALONE = 1 << 40
 """Number of the first subject without an identifier, where how many others there are is not known yet."""
-
-
-def record_bytes(schema: DatasetSchema) -> int:
-    """Bytes of one record in memory."""
-    return 9 * schema.width + 16
-
-
-def comes_in_batches(source: Source) -> bool:
-    """Whether :func:`stream_records` takes less memory than all records do: of everything but npz files."""
-    table = source.table if isinstance(source, Images) else source
-    return isinstance(table, SourceQuery) or not is_npz(table)
 
 
 @tried

@@ -145,7 +145,7 @@ def rehearsal_faults(site: Site, agreed: AgreedStudy) -> Iterator[Refusal]:
     """What would go wrong in any round of a study that the policy accepts, found without reading a record."""
     study = agreed.study
     yield from site.structure_faults(study.dataset, study.data)
-    yield from site.encoder_faults(study.encoder)
+    yield from site.encoder_faults(study)
     for declaration in study.tasks:
         task = agreed.task(declaration.label)
         try:

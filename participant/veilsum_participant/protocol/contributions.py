@@ -16,6 +16,7 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
+from veilsum_participant.datasets import Reading
 from veilsum_participant.observer import AttemptOutcome, SiteStep
 from veilsum_participant.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse
@@ -23,7 +24,7 @@ from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.payloads import Assigned, Computed, Payload, resume_payload, seal_payload
-from veilsum_participant.site import LOG, Reading, Site
+from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import (
     OPEN,
     AttemptState,
@@ -206,16 +207,18 @@ class Contributions:
         kept_of = {label: vector.own for label, vector in found.items() if vector is not None}
         if missing := [label for label in sources if label not in kept_of]:
             raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")
-        participants = study.participants
+        participants, encode = study.participants, site.encoder(study)
+        elsewhere = site.datasets.elsewhere(study.dataset, site.config.device, self._seconds(opened, checked))
         place = SitePlace(
             participants.index(site.name),
             kept_of,
-            site.encoder(study.encoder),
+            encode if elsewhere is None else elsewhere.encode(encode),
             tuple(participants.index(name) for name in checked.assignment.names),
             decode_broadcast(state or b""),
             site.noise_random,
             most_records=site.config.datasets[study.dataset].most_records,
             evaluations=Evaluations(site.tried.graphs, task),
+            elsewhere=elsewhere,
         )
         refuse(weight_faults(task, arrays, place, site.config.policy))
         refuse(site.structure_faults(study.dataset, study.data))
@@ -243,13 +246,16 @@ class Contributions:
             return Computed(ready.kept, True)
         place = ready.place
         readings: list[Reading] = []  # the last is the one that counts
+        seconds = self._seconds(opened, checked)
 
         def load() -> Reading:
-            readings.append(Reading((), None))
+            readings.append(Reading())
             if isinstance(plan.task.task, RowTask):
-                readings[-1] = site.batches(study.dataset, study.data, by_subject=study.privacy.unit == "subject")
+                readings[-1] = site.batches(
+                    study.dataset, study.data, by_subject=study.privacy.unit == "subject", seconds=seconds
+                )
             else:
-                readings[-1] = site.whole(study.dataset, study.data)
+                readings[-1] = site.whole(study.dataset, study.data, seconds=seconds)
             return readings[-1]
 
         part = contribute(plan, load, ready.arrays, place)
@@ -286,6 +292,10 @@ class Contributions:
         # Whether there is a digest depends on where records come from, not on what they are: an export of the ledger shows it.
         queried = readings and site.config.datasets[study.dataset].source == "sql"
         return Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
+
+    def _seconds(self, opened: OpenStudy, checked: Assigned) -> float:
+        """How long a process that meets records may take: half of what is left, so that there is time to answer without it."""
+        return max(0.0, (min(checked.assignment.deadline, opened.study.expires) - self._site.clock()) / 2)
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: Assigned, data: bytes) -> None:
         site, assignment = self._site, checked.assignment

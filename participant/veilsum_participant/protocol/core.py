@@ -9,10 +9,11 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, VeilsumError
 from veilsum_node.telemetry.logs import about
+from veilsum_participant.boundary import front as says
+from veilsum_participant.boundary.encoding import read
+from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions
@@ -27,7 +28,6 @@ from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
-from veilsum_proto import federation_pb2 as pb
 
 LARGEST_NUMBER = 2**53 - 1
 """Largest round or attempt, as in an assignment; the wire carries 64 bits, the store does not."""
@@ -43,17 +43,15 @@ class Channel(Protocol):
     """DER of the certificate by which it proved that name."""
 
     def greet_again(self) -> bool: ...
-    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes: ...
+    def fetch(self, kind: ObjectKind, study: bytes, number: int = 0, attempt: int = 0) -> bytes: ...
     def enrol(self, study: bytes, enrolment: Enrolment) -> None: ...
-    def refuse(
-        self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: pb.DirectiveKind.ValueType
-    ) -> None: ...
+    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: int) -> None: ...
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None: ...
     def ready(self, study: bytes) -> None: ...
     def upload(self, study: bytes, payload: Payload) -> None: ...
     def answer(self, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes) -> None: ...
     def consent(self, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None: ...
-    def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None: ...
+    def confirm(self, study: bytes, kind: int, number: int, attempt: int) -> None: ...
 
 
 class ParticipantCore:
@@ -79,8 +77,8 @@ class ParticipantCore:
         """
         after = settled_entry(self.site, channel.coordinator)
         try:
-            mirrored = pb.MirroredObject.FromString(channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32), after))
-        except (HostileInput, DecodeError) as error:
+            mirrored = read(channel.fetch(ObjectKind.MIRRORED, bytes(32), after), says.MirroredObject)
+        except HostileInput as error:
             self.without_mirror(channel.coordinator, f"what it shows is malformed: {error}")
             return []
         shown = [
@@ -107,16 +105,16 @@ class ParticipantCore:
             ": what this restored site spent since its backup stays unknown" if restored else "",
         )
 
-    def decided(self) -> list[pb.Directive]:
+    def decided(self) -> list[Directive]:
         """Directives that the operator's word on waiting studies gives cause to: to enrol, or to tell that it declines."""
-        return [pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=key) for key in decided_studies(self.site)]
+        return [Directive(kind=DirectiveKind.ENROL, study=key) for key in decided_studies(self.site)]
 
     def expire(self) -> None:
         """Act on the site's own deadlines."""
         self.contributions.expire()
         self.membership.expire()
 
-    def handle(self, directive: pb.Directive, channel: Channel) -> None:
+    def handle(self, directive: Directive, channel: Channel) -> None:
         """Answer one directive; the same directive again is answered the same.
 
         Raises:
@@ -133,13 +131,13 @@ class ParticipantCore:
             self._answer(directive, key, channel)
         except Refusal as refusal:
             self._refuse(directive, refusal, channel)
-        except (HostileInput, DecodeError) as error:
+        except HostileInput as error:
             self.site.observer.unreadable(Stage.MESSAGE)
             self.unable(directive, error, channel)
         except (Misuse, Damage) as error:
             self.unable(directive, error, channel)
 
-    def unable(self, directive: pb.Directive, error: Exception, channel: Channel) -> None:
+    def unable(self, directive: Directive, error: Exception, channel: Channel) -> None:
         """Refuse a directive for a fault of the site's own, or for one that no rule names.
 
         Raises:
@@ -147,7 +145,7 @@ class ParticipantCore:
         """
         self._refuse(directive, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
 
-    def _refuse(self, directive: pb.Directive, refusal: Refusal, channel: Channel) -> None:
+    def _refuse(self, directive: Directive, refusal: Refusal, channel: Channel) -> None:
         key, number, attempt = bytes(directive.study), directive.round, directive.attempt
         for reason in refusal.reasons:
             fields = about("refused", digest=key, round=number or None, attempt=attempt or None, reason=reason.code.value)
@@ -164,12 +162,12 @@ class ParticipantCore:
         except VeilsumError:  # what is refused may be the database's own fault
             return None
 
-    def _answer(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
+    def _answer(self, directive: Directive, key: bytes, channel: Channel) -> None:
         number, attempt = directive.round, directive.attempt
         match directive.kind:
-            case pb.DIRECTIVE_KIND_ENROL:
+            case DirectiveKind.ENROL:
                 self.site.check_ledger()
-                submitted = pb.StudyObject.FromString(channel.fetch(pb.OBJECT_KIND_STUDY, key))
+                submitted = read(channel.fetch(ObjectKind.STUDY, key), says.StudyObject)
                 enrolment = self.membership.on_study(
                     key,
                     submitted.study,
@@ -180,55 +178,55 @@ class ParticipantCore:
                 )
                 if enrolment is not None:
                     channel.enrol(key, enrolment)
-            case pb.DIRECTIVE_KIND_SEAL:
-                roster = pb.RosterObject.FromString(channel.fetch(pb.OBJECT_KIND_ROSTER, key))
+            case DirectiveKind.SEAL:
+                roster = read(channel.fetch(ObjectKind.ROSTER, key), says.RosterObject)
                 enrolments = [Enrolment(item.certificate, item.body, item.signature) for item in roster.enrolments]
                 channel.seal(key, self.membership.on_roster(key, enrolments))
-            case pb.DIRECTIVE_KIND_UNSEAL:
-                boxes = pb.BoxesObject.FromString(channel.fetch(pb.OBJECT_KIND_BOXES, key))
+            case DirectiveKind.UNSEAL:
+                boxes = read(channel.fetch(ObjectKind.BOXES, key), says.BoxesObject)
                 self.membership.on_boxes(key, [_box(message) for message in boxes.boxes])
                 channel.ready(key)
-            case pb.DIRECTIVE_KIND_CONTRIBUTE:
+            case DirectiveKind.CONTRIBUTE:
                 self._contribute(directive, key, channel)
-            case pb.DIRECTIVE_KIND_CHECK:
+            case DirectiveKind.CHECK:
                 answer = self._check(directive, key, channel)
                 channel.answer(key, number, attempt, answer.words, answer.signature)
-            case pb.DIRECTIVE_KIND_CONSENT:
+            case DirectiveKind.CONSENT:
                 consent = self._consent(directive, key, channel)
                 channel.consent(key, number, attempt, consent.secret, consent.signature)
-            case pb.DIRECTIVE_KIND_GIVE_UP:
+            case DirectiveKind.GIVE_UP:
                 self.contributions.give_up(key, attempt)
                 channel.confirm(key, directive.kind, number, attempt)
-            case pb.DIRECTIVE_KIND_RELEASED:
+            case DirectiveKind.RELEASED:
                 self.openings.on_released(key, attempt)
                 channel.confirm(key, directive.kind, number, attempt)
-            case pb.DIRECTIVE_KIND_END:
+            case DirectiveKind.END:
                 self.membership.leave(key, StudyState.ENDED)
                 channel.confirm(key, directive.kind, number, attempt)
             case _:
                 raise HostileInput("A directive has an unknown kind.")
 
-    def _check(self, directive: pb.Directive, key: bytes, channel: Channel) -> CheckAnswer:
+    def _check(self, directive: Directive, key: bytes, channel: Channel) -> CheckAnswer:
         number, attempt = directive.round, directive.attempt
         if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown that it would use again
             self.catch_up(channel)
         try:
-            shown = _shown(_needed(directive, pb.OBJECT_KIND_FIXED, channel), channel)
+            shown = _shown(_needed(directive, ObjectKind.FIXED, channel), channel)
             return self.openings.on_fixed(key, number, attempt, shown)
         except Refusal as refusal:
             # its certificate or key may have been renewed since it proved its name, or since it sent the receipts along
-            if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.HasField("object")):
+            if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.object is not None):
                 raise
             try:
-                again = channel.fetch(pb.OBJECT_KIND_FIXED, key, number, attempt)
+                again = channel.fetch(ObjectKind.FIXED, key, number, attempt)
             except HostileInput:
                 raise refusal from None
         return self.openings.on_fixed(key, number, attempt, _shown(again, channel))
 
-    def _consent(self, directive: pb.Directive, key: bytes, channel: Channel) -> Consent:
+    def _consent(self, directive: Directive, key: bytes, channel: Channel) -> Consent:
         number, attempt = directive.round, directive.attempt
-        shown = pb.AnswersObject.FromString(_needed(directive, pb.OBJECT_KIND_ANSWERS, channel))
-        answers = [CheckAnswer(tuple(item.words), item.signature) for item in shown.answers]
+        shown = read(_needed(directive, ObjectKind.ANSWERS, channel), says.AnswersObject)
+        answers = [CheckAnswer(item.words, item.signature) for item in shown.answers]
         try:
             return self.openings.on_answers(key, number, attempt, answers)
         except Refusal as refusal:
@@ -237,13 +235,13 @@ class ParticipantCore:
                 raise
             _greeted_again(channel)
             try:
-                again = channel.fetch(pb.OBJECT_KIND_FIXED, key, number, attempt)
+                again = channel.fetch(ObjectKind.FIXED, key, number, attempt)
             except HostileInput:
                 raise refusal from None
         self.openings.on_fixed(key, number, attempt, _shown(again, channel))  # the same question, or it is refused
         return self.openings.on_answers(key, number, attempt, answers)
 
-    def _contribute(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
+    def _contribute(self, directive: Directive, key: bytes, channel: Channel) -> None:
         # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
         try:
             assignment = parse_assignment(directive.assignment)
@@ -252,22 +250,22 @@ class ParticipantCore:
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) != (directive.round, directive.attempt):
             raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
-        broadcast = _needed(directive, pb.OBJECT_KIND_BROADCAST, channel)
+        broadcast = _needed(directive, ObjectKind.BROADCAST, channel)
         payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.pieces)))
 
 
-def _needed(directive: pb.Directive, kind: pb.ObjectKind.ValueType, channel: Channel) -> bytes:
+def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:
     """What a directive is answered by: it came with it, or is fetched. Neither is trusted more than the other."""
-    if directive.HasField("object"):
+    if directive.object is not None:
         return directive.object
     return channel.fetch(kind, directive.study, directive.round, directive.attempt)
 
 
 def _shown(data: bytes, channel: Channel) -> Shown:
-    sent = pb.FixedObject.FromString(data)
+    sent = read(data, says.FixedObject)
     word = sent.countersigned
     return Shown(
         [ReceiptPart(item.payload, item.number, item.head, item.consent, item.signature) for item in sent.receipts],
@@ -286,7 +284,7 @@ def _greeted_again(channel: Channel) -> bool:
         return False
 
 
-def _box(message: pb.SealedBox) -> Box:
+def _box(message: says.SealedBox) -> Box:
     try:
         purpose = Purpose(message.purpose)
     except ValueError as error:

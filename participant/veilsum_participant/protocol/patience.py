@@ -16,7 +16,7 @@ from typing import TypeVar
 from veilsum_node.database import Database
 from veilsum_node.errors import Damage, Unavailable
 from veilsum_node.telemetry.logs import about
-from veilsum_proto import federation_pb2 as pb
+from veilsum_participant.boundary.front import DirectiveKind
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -27,17 +27,17 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
 PROBE_SECONDS = 2.0
 
 _BEFORE_CONSENT = (
-    pb.DIRECTIVE_KIND_ENROL,
-    pb.DIRECTIVE_KIND_SEAL,
-    pb.DIRECTIVE_KIND_UNSEAL,
-    pb.DIRECTIVE_KIND_CONTRIBUTE,
-    pb.DIRECTIVE_KIND_CHECK,
+    DirectiveKind.ENROL,
+    DirectiveKind.SEAL,
+    DirectiveKind.UNSEAL,
+    DirectiveKind.CONTRIBUTE,
+    DirectiveKind.CHECK,
 )
 
 Result = TypeVar("Result")
 
 
-def patience(kind: pb.DirectiveKind.ValueType) -> float:
+def patience(kind: int) -> float:
     """Seconds for which a directive of this kind is tried again."""
     return REFUSING_SECONDS if kind in _BEFORE_CONSENT else math.inf
 

@@ -17,10 +17,10 @@ from sqlalchemy import Connection
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import Damage, Refusal, RefusalCode
-from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import Site
+from veilsum_participant.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.store.attempts import (
     AttemptRow,
     AttemptState,

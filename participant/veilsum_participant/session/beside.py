@@ -25,12 +25,24 @@ def open_to_read(settings: ParticipantConfig) -> Iterator[Site]:
     Raises:
         StateError: as of :func:`open_beside`.
     """
+    from veilsum_participant.data.local import LocalDatasets  # all readers, which a participant's guard does without
+
     _check_started(settings)
     credentials = load_credentials(settings.identity, now(), Role.PARTICIPANT)
     config, directory = with_pins(settings, credentials, now())
     with open_readonly(config.state) as database:
         ledger = cast(Ledger, LedgerReader(database))  # what shows a study only reads it
-        yield Site(config, credentials, database, ledger, now, SYSTEM_RANDOM, directory=directory, reads_only=True)
+        yield Site(
+            config,
+            credentials,
+            database,
+            ledger,
+            now,
+            SYSTEM_RANDOM,
+            directory=directory,
+            reads_only=True,
+            datasets=LocalDatasets(),
+        )
 
 
 @contextmanager

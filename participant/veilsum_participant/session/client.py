@@ -12,68 +12,83 @@ import contextlib
 import logging
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-
-import grpc
+from dataclasses import dataclass
 
 from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials, verify_certificate
 from veilsum_node.identity.certificate import certificate_end, moment
-from veilsum_node.identity.renewal import ExpiryLog, renewed_credentials
+from veilsum_node.identity.renewal import ExpiryLog, Renewal, renewed_credentials
+from veilsum_node.identity.tls import (
+    AUTHORITY_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    TRANSPORT_FOLDER,
+    load_transport,
+)
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.state_lock import StateLock
 from veilsum_node.telemetry.logs import about
-from veilsum_node.transport.channel import open_channel
-from veilsum_node.transport.connection import explain, spread
-from veilsum_node.transport.route import unused_proxy_variables
+from veilsum_node.transport.route import spread, unused_proxy_variables
+from veilsum_participant.boundary.calls import Peer
+from veilsum_participant.boundary.front import STALE, Directive, DirectiveKind, Status
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.data.sources import named_in_records
+from veilsum_participant.dataset_config import named_in_records
+from veilsum_participant.datasets import Datasets
 from veilsum_participant.directory import with_pins
 from veilsum_participant.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.protocol.recovery import give_up_restored
-from veilsum_participant.session.channel import STALE, GrpcChannel
-from veilsum_participant.session.hooks import WaitingHook
+from veilsum_participant.session.channel import SiteChannel, UndeliveredError
+from veilsum_participant.session.hooks import Begin, WaitingHook, begin_here
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.telemetry.metrics import monitored
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.training import device
-from veilsum_proto import federation_pb2 as pb
 
 LOG = logging.getLogger("veilsum.participant")
 
 TICK_SECONDS = 1.0
 ANSWER_SECONDS = 3.0  # how long a participant that is told to stop lets the answers that it is giving be sent
 FIRST_BACKOFF = 0.5
+HANG_SECONDS = 30.0  # how long calls of a channel that was ended may take to end
 CATCH_UP_SECONDS = 3600  # how long deadlines wait, after a start, for the coordinator to show its mirror
-HELD_ELSEWHERE = grpc.StatusCode.ALREADY_EXISTS
+HELD_ELSEWHERE = Status.ALREADY_EXISTS
 """By which a coordinator refuses a session while another process with the same identity has one."""
 
 WAITING = 64  # directives read ahead; the rest wait in the stream
 
 
-def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same_key: bool = False) -> Site:
+def open_site(
+    config: ParticipantConfig, *, clock: Callable[[], int] = now, same_key: bool = False, datasets: Datasets | None = None
+) -> Site:
     """Open a participant's identity, store and ledger; sets the first budgets that the configuration names.
 
     Args:
         config: the site's.
         clock: Unix seconds.
         same_key: refuse an identity whose key is another one than open studies know the site by.
+        datasets: how records are read; by default in this process, which then computes on the configured device.
 
     Raises:
         ConfigurationError, Misuse: identity, directory of the federation, files or the device are not in order.
         StateError, Unavailable, Damage: the store or the ledger is not.
     """
-    device.choose(config.device)
+    if datasets is None:
+        from veilsum_participant.data.local import LocalDatasets
+
+        device.choose(config.device)
+        datasets = LocalDatasets()
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
     config, directory = with_pins(config, credentials, clock())
     database = open_database(config.state)
@@ -87,7 +102,17 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
                     adaptive="gaussian",
                 )  # fmt: skip
     steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
-    site = Site(config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory)
+    site = Site(
+        config,
+        credentials,
+        database,
+        ledger,
+        clock,
+        SYSTEM_RANDOM,
+        elapsed=steady,
+        directory=directory,
+        datasets=datasets,
+    )
     leave_former_studies(site)
     if site.restored() is not None:
         with database.transaction() as connection:
@@ -109,22 +134,29 @@ def open_ledger(database: Database, credentials: Credentials, clock: Callable[[]
 
 
 class Client:
-    """Runs a participant until :meth:`stop`."""
+    """Runs a participant until :meth:`stop`.
 
-    def __init__(self, site: Site) -> None:
+    Args:
+        site: the participant's.
+        fronts: gives the front to ask in a session; another one where the one before is out of order.
+        begin: how the command ``hooks.waiting`` is run.
+    """
+
+    def __init__(self, site: Site, fronts: Callable[[], Peer], begin: Begin = begin_here) -> None:
         self.core = ParticipantCore(site)
         self._site = site
         site.patience = REFUSING_SECONDS
         self._stopping, self._ended = threading.Event(), threading.Event()
-        self._channel: grpc.Channel | None = None
-        self._inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=WAITING)
+        self._fronts = fronts
+        self._channel: SiteChannel | None = None
+        self._inbox: queue.Queue[Directive | Exception | None] = queue.Queue(maxsize=WAITING)
         self._opened = False
         self._caught_up = False
         self._started = site.steady()
         self._told: set[bytes] = set()
         self._certificate = OwnCertificate(site)
         self._store = StoreWatch(site.database)
-        self._hook = WaitingHook(site)
+        self._hook = WaitingHook(site, begin=begin)
         self._anew = False
 
     def stop(self) -> None:
@@ -137,7 +169,7 @@ class Client:
             self._inbox.put_nowait(None)
         self._ended.wait(ANSWER_SECONDS + 2 * TICK_SECONDS)
         if self._channel is not None:
-            self._channel.close()
+            self._channel.hang()
 
     def run(self) -> None:
         """Keep a session open; reconnect with growing pauses.
@@ -161,13 +193,13 @@ class Client:
                     continue
                 if not self._stopping.is_set():
                     LOG.info("the coordinator ended the session", extra=about("session"))
-            except grpc.RpcError as error:
+            except UndeliveredError as error:
                 if self._stopping.is_set():
                     return
                 where = self._site.config.coordinator
-                self._site.observer.held_elsewhere(isinstance(error, grpc.Call) and error.code() is HELD_ELSEWHERE)
+                self._site.observer.held_elsewhere(error.status is HELD_ELSEWHERE)
                 LOG.warning("session to %s ended: %s", where, self._explained(error), extra=about("session"))
-            except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
+            except HostileInput as error:
                 self._opened = False  # pauses grow
                 LOG.warning("session to %s ended: %s", self._site.config.coordinator, error, extra=about("session"))
             except (Unavailable, ConfigurationError) as error:  # the site's own disk; or a file that the route needs is gone
@@ -183,18 +215,14 @@ class Client:
             self._idle(spread(pause, self._site.random))
             pause = min(2 * pause, RETURN_SECONDS)
 
-    def _explained(self, error: grpc.RpcError) -> str:
-        """What an operator can do something about: gRPC says "unavailable" to most that can be wrong with a connection."""
-        if not isinstance(error, grpc.Call):
-            return "UNKNOWN"
-        if error.code() is HELD_ELSEWHERE:
-            return str(error.details())
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not self._opened and not self._stopping.is_set():
-            try:
-                return str(explain(error, self._site.config.route, self._site.config.identity))
-            except VeilsumError as fault:
-                return str(fault)
-        return f"{error.code().name} {error.details()}"
+    def _explained(self, error: UndeliveredError) -> str:
+        """What an operator can do something about: "unavailable" is said of most that can be wrong with a connection."""
+        if error.status is HELD_ELSEWHERE:
+            return error.details
+        if error.status is Status.UNAVAILABLE and not self._opened and not self._stopping.is_set() and self._channel:
+            with contextlib.suppress(UndeliveredError, HostileInput):
+                return self._channel.explain()
+        return str(error)
 
     def _idle(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -207,52 +235,58 @@ class Client:
         self._certificate.look()
         self._certificate.take()
         self._certificate.check()
-        with open_channel(self._site.config.route, self._site.credentials) as raw:
-            self._channel = raw
+        channel = SiteChannel(self._fronts(), self._site.credentials, self._site.clock, self._site.random)
+        channel.dial(self._site.config.route, self._certificate.shown())
+        self._channel = channel
+        try:
             if self._stopping.is_set():  # whoever stopped may have looked for a channel before there was one
                 return
-            channel = GrpcChannel(raw, self._site.credentials, self._site.clock)
-            reply = channel.hello(self._site.random.bytes(32), self._site.clock())
-            skew = reply.now - self._site.clock()
-            if abs(skew) > 60:
-                LOG.warning("the coordinator's clock differs by %d s", skew)
-            inbox = self._inbox = queue.Queue(maxsize=WAITING)
-            threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True).start()
-            first = self._admitted(
-                inbox
-            )  # what another process of this identity spends from here on, it spends without a session
-            if first is None:
-                return
-            self._opened = True
-            LOG.info("session with coordinator %s open", channel.coordinator, extra=about("session"))
-            self._catch_up(channel)
-            self._told.clear()
-            over = threading.Event()
-            workers = Workers(lambda directive: self._answer(directive, channel, over), inbox.put)
-            if first.kind != pb.DIRECTIVE_KIND_PING:
-                workers.put(first)
-            self._site.observer.session_opened(channel.report)
-            try:
-                self._serve(inbox, workers, channel)
-            finally:
-                self._site.observer.session_ended()
-                over.set()
-                workers.stop()
-                if self._stopping.is_set():
-                    workers.end_within(ANSWER_SECONDS)  # a consent that was paid for should still reach the coordinator
-                raw.close()  # calls that a worker still waits for end now
-                if self._stopping.is_set() and not workers.end_within(TICK_SECONDS):
-                    LOG.info("stopping during a computation; it will start again at the next start")
-                # a study's next session must not answer beside its last one
-                while not self._stopping.is_set() and not workers.wait(TICK_SECONDS):
-                    self._drain(inbox)
-                    self._expire()
+            self._talk(channel)
+        finally:
+            channel.hang()
 
-    def _admitted(self, inbox: queue.Queue[pb.Directive | Exception | None]) -> pb.Directive | None:
+    def _talk(self, channel: SiteChannel) -> None:
+        skew = channel.hello() - self._site.clock()
+        if abs(skew) > 60:
+            LOG.warning("the coordinator's clock differs by %d s", skew)
+        inbox = self._inbox = queue.Queue(maxsize=WAITING)
+        threading.Thread(target=_read, args=(channel.directives(self._site.nonce), inbox), daemon=True).start()
+        first = self._admitted(inbox)  # what another process of this identity spends from here on, it spends without a session
+        if first is None:
+            return
+        self._opened = True
+        LOG.info("session with coordinator %s open", channel.coordinator, extra=about("session"))
+        self._catch_up(channel)
+        self._told.clear()
+        over = threading.Event()
+        workers = Workers(lambda directive: self._answer(directive, channel, over), inbox.put)
+        if first.kind != DirectiveKind.PING:
+            workers.put(first)
+        self._site.observer.session_opened(channel.report)
+        try:
+            self._serve(inbox, workers, channel)
+        finally:
+            self._site.observer.session_ended()
+            over.set()
+            workers.stop()
+            if self._stopping.is_set():
+                workers.end_within(ANSWER_SECONDS)  # a consent that was paid for should still reach the coordinator
+            channel.hang()  # calls that a worker still waits for end now
+            if self._stopping.is_set() and not workers.end_within(TICK_SECONDS):
+                LOG.info("stopping during a computation; it will start again at the next start")
+            # a study's next session must not answer beside its last one
+            ends = time.monotonic() + HANG_SECONDS
+            while not self._stopping.is_set() and not workers.wait(TICK_SECONDS):
+                self._drain(inbox)
+                self._expire()
+                if time.monotonic() > ends:
+                    channel.give_up()  # a front that holds on to calls of a channel that it ended
+
+    def _admitted(self, inbox: queue.Queue[Directive | Exception | None]) -> Directive | None:
         """Wait until the coordinator grants the session; returns the first directive, None where the session ended before.
 
         Raises:
-            grpc.RpcError: it was refused, or the connection broke.
+            UndeliveredError: it was refused, or the connection broke.
         """
         while not self._stopping.is_set():
             self._expire()
@@ -264,19 +298,18 @@ class Client:
                 return item
         return None
 
-    def _catch_up(self, channel: GrpcChannel) -> None:
+    def _catch_up(self, channel: SiteChannel) -> None:
         try:
             self.core.catch_up(channel)
-        except grpc.RpcError as error:
-            unknown = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
-            if not isinstance(error, grpc.Call) or error.code() not in unknown:
+        except UndeliveredError as error:
+            if error.status not in (Status.INVALID_ARGUMENT, Status.UNIMPLEMENTED):
                 raise
             self.core.without_mirror(channel.coordinator, "it does not know them")
         except (StateError, Damage) as error:  # no directive is answered before this is done; the next session tries again
             raise RuntimeError("what the coordinator's mirror shows cannot be kept") from error
         self._caught_up = True
 
-    def _serve(self, inbox: queue.Queue[pb.Directive | Exception | None], workers: Workers, channel: GrpcChannel) -> None:
+    def _serve(self, inbox: queue.Queue[Directive | Exception | None], workers: Workers, channel: SiteChannel) -> None:
         due = time.monotonic()
         while not self._stopping.is_set():
             if (left := due - time.monotonic()) <= 0:  # not with every directive: it reads the database
@@ -302,34 +335,34 @@ class Client:
             if self._certificate.waiting and workers.idle:
                 continue
             self._site.observer.heard()
-            if item.kind != pb.DIRECTIVE_KIND_PING:
+            if item.kind != DirectiveKind.PING:
                 workers.put(item)
 
     @staticmethod
-    def _drain(inbox: queue.Queue[pb.Directive | Exception | None]) -> None:
+    def _drain(inbox: queue.Queue[Directive | Exception | None]) -> None:
         """Let nobody block on a session that is over."""
         with contextlib.suppress(queue.Empty):
             while True:
                 inbox.get_nowait()
 
-    def _handle(self, directive: pb.Directive, channel: GrpcChannel) -> None:
+    def _handle(self, directive: Directive, channel: SiteChannel) -> None:
         if self._site.database.write_fault:  # nothing is fetched or computed for a disk that takes nothing
             with contextlib.suppress(Damage):  # of which the answer tells
                 self._site.database.probe()
         self.core.handle(directive, channel)
 
-    def _answer(self, directive: pb.Directive, channel: GrpcChannel, over: threading.Event) -> None:
+    def _answer(self, directive: Directive, channel: SiteChannel, over: threading.Event) -> None:
         try:
             try:
                 patiently(lambda: self._handle(directive, channel), patience(directive.kind), over)
             except Unavailable as error:
                 if not over.is_set():
                     self.core.unable(directive, error, channel)
-        except grpc.RpcError as error:
-            if not isinstance(error, grpc.Call) or error.code() not in STALE:
+        except UndeliveredError as error:
+            if error.status not in STALE:
                 raise
             fields = about(digest=directive.study, round=directive.round or None, attempt=directive.attempt or None)
-            LOG.info("the coordinator no longer wants that answer: %s", error.details(), extra=fields)
+            LOG.info("the coordinator no longer wants that answer: %s", error.details, extra=fields)
 
     def _act_on_decisions(self, workers: Workers) -> None:
         """Let the operator's word on waiting studies be acted on, once in a session for each."""
@@ -358,17 +391,34 @@ class Client:
                 LOG.error("cannot act on deadlines: %s", error)
 
 
-def _read(directives: Iterator[pb.Directive], inbox: queue.Queue[pb.Directive | Exception | None]) -> None:
+def _read(directives: Iterator[Directive], inbox: queue.Queue[Directive | Exception | None]) -> None:
     try:
         for directive in directives:
             inbox.put(directive)
-    except (grpc.RpcError, ValueError) as error:
+    except (UndeliveredError, HostileInput) as error:
         inbox.put(error)
     finally:
         inbox.put(None)
 
 
-def run_participant(config: ParticipantConfig) -> None:
+@dataclass(frozen=True)
+class Parts:
+    """What a running participant has others do.
+
+    Attributes:
+        fronts: as of :class:`Client`.
+        datasets: how records are read; None for this process.
+        begin: how a command of the site's own is run.
+        listening: the socket that metrics are served on, where this process may not make one.
+    """
+
+    fronts: Callable[[], Peer]
+    datasets: Datasets | None = None
+    begin: Begin = begin_here
+    listening: socket.socket | None = None
+
+
+def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     """Run a participant until SIGINT or SIGTERM."""
     way = config.route
     if config.proxy is None and (ignored := unused_proxy_variables()):
@@ -379,7 +429,7 @@ def run_participant(config: ParticipantConfig) -> None:
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
-    client = Client(open_site(config, same_key=True))
+    client = Client(open_site(config, same_key=True, datasets=parts.datasets), parts.fronts, parts.begin)
     record_policy(client.core.site)
     client.core.site.hold_against_schemas()
     for name in filter(client.core.site.withheld, config.datasets):
@@ -394,8 +444,9 @@ def run_participant(config: ParticipantConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site):
+    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.listening):
         client.run()
+    client.core.site.datasets.close()
     client.core.site.database.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))
@@ -420,6 +471,11 @@ class OwnCertificate:
         self._site = site
         self._renewal = renewed_credentials(site.config.identity, lambda: site.credentials, site.clock, self._allowed)
         self._renewed: Credentials | None = None
+        folder = site.config.identity / TRANSPORT_FOLDER
+        files = (folder / name for name in (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE))
+        self._transport = Renewal(files, self._load_shown, f"key of connections in {folder}")
+        self._shown: Credentials | None = None
+        self._other = False  # whether connections are to show another certificate than the session's does
         self._expiry = ExpiryLog(site.clock)
 
     def _allowed(self, found: Credentials) -> None:
@@ -429,7 +485,19 @@ class OwnCertificate:
     @property
     def waiting(self) -> bool:
         """Whether a renewed certificate waits to be taken."""
-        return self._renewed is not None
+        return self._renewed is not None or self._other
+
+    def shown(self) -> Credentials:
+        """What a new connection shows: the certificate of connections, or where there is none the site's own.
+
+        Raises:
+            ConfigurationError: it is not in order, and none was in use before.
+        """
+        self._shown, self._other = self._load_shown(), False
+        return self._shown
+
+    def _load_shown(self) -> Credentials:
+        return load_transport(self._site.config.identity, self._site.clock(), self._site.credentials)
 
     def look(self) -> None:
         """Look for a renewed certificate, and log what ends soon."""
@@ -437,6 +505,11 @@ class OwnCertificate:
         if found is not None:
             same = (found.certificate_pem, found.key_pem) == (used.certificate_pem, used.key_pem)
             self._renewed = None if same else found
+        shown = self._transport.poll()
+        if shown is not None and self._shown is not None:
+            self._other = shown.certificate_pem != self._shown.certificate_pem
+        if self._shown is not None and self._shown is not used:
+            self._expiry.check(f"this site's connections, {used.identity.name},", self._shown.identity.not_after)
         self._expiry.check(f"participant {used.identity.name}, this site's own,", used.identity.not_after)
         self._expiry.check("the federation's authority", certificate_end(used.authority))
         if self._site.directory is not None:
@@ -456,7 +529,7 @@ class OwnCertificate:
         until, key = moment(found.identity.not_after), found.signing_key.fingerprint[:16]
         LOG.info("renewed certificate taken, until %s, key %s", until, key, extra=about("certificate"))
 
-    def check(self, channel: GrpcChannel | None = None) -> None:
+    def check(self, channel: SiteChannel | None = None) -> None:
         """Check that what a session stands on is valid now.
 
         Args:
@@ -468,5 +541,7 @@ class OwnCertificate:
         """
         used, now = self._site.credentials, self._site.clock()
         verify_certificate(used.identity.certificate, used.authority, now, Role.PARTICIPANT)
+        if self._shown is not None and self._shown.identity.role is Role.TRANSPORT:
+            verify_certificate(self._shown.identity.certificate, used.authority, now, Role.TRANSPORT)
         if channel is not None and now > channel.coordinator_end:
             channel.greet_again()

@@ -11,8 +11,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.logs import about
@@ -30,20 +32,75 @@ STUDIES = "VEILSUM_STUDIES"
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 
 
+class Running(Protocol):
+    """A command that was started."""
+
+    def wait(self, seconds: float) -> int:
+        """Its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it has none after so many seconds.
+        """
+
+    def kill(self) -> None:
+        """End it and what it started; does nothing once it has ended."""
+
+
+Begin = Callable[[Sequence[str], Mapping[str, str], bytes], Running]
+"""Starts a command: its words, variables of its own, and what it is given on standard input.
+
+Raises:
+    OSError, VeilsumError: it cannot be started.
+"""
+
+
+class _OwnChild:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def wait(self, seconds: float) -> int:
+        return self._process.wait(seconds)
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def begin_here(command: Sequence[str], variables: Mapping[str, str], given: bytes) -> Running:
+    """Start a command as a child of this process; without a shell, and with few variables of the environment."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    with tempfile.TemporaryFile() as file:
+        file.write(given)
+        file.seek(0)
+        return _OwnChild(
+            subprocess.Popen(  # noqa: S603  the operator's own command, from the configuration
+                command,
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**kept, **variables},
+                start_new_session=True,  # so that what it starts ends with it
+            )
+        )
+
+
 class WaitingHook:
     """Runs the command for studies that began to wait; the client's loop calls :meth:`look`.
 
     Args:
         site: whose ``hooks.waiting`` names the command; nothing happens without one.
         limit: seconds that a command may take.
+        begin: how it is started.
     """
 
-    def __init__(self, site: Site, *, limit: float = LIMIT_SECONDS) -> None:
+    def __init__(self, site: Site, *, limit: float = LIMIT_SECONDS, begin: Begin = begin_here) -> None:
+        self._begin = begin
         self._site, self._command, self._limit = site, site.config.hooks.waiting, limit
         self._told: set[bytes] = set()
         self._last: float | None = None
         self._worker: threading.Thread | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Running | None = None
         self._stopped = False
 
     def look(self) -> None:
@@ -90,28 +147,20 @@ class WaitingHook:
         return texts
 
     def _tell(self, ids: Sequence[str], text: str) -> None:
-        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        self._process = process = subprocess.Popen(  # noqa: S603  the operator's own command, from the configuration
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**kept, STUDIES: " ".join(ids)},
-            start_new_session=True,  # so that what it starts ends with it
-        )
+        self._process = process = self._begin(self._command, {STUDIES: " ".join(ids)}, text.encode())
         if self._stopped:  # while it was started
             self._kill()
         try:
-            process.communicate(text.encode(), timeout=self._limit)
+            status = process.wait(self._limit)
         except subprocess.TimeoutExpired:
-            self._kill()
-            process.wait()
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PAUSE_SECONDS)
             LOG.warning("the command hooks.waiting was ended after %.0f s", self._limit, extra=about("hook"))
             return
-        if process.returncode and not self._stopped:
-            LOG.warning("the command hooks.waiting failed: exit status %d", process.returncode, extra=about("hook"))
+        if status and not self._stopped:
+            LOG.warning("the command hooks.waiting failed: exit status %d", status, extra=about("hook"))
 
     def _kill(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from veilsum_node.errors import HostileInput
-from veilsum_proto import federation_pb2 as pb
+from veilsum_participant.boundary.front import Directive
 
 MOST_WORKERS = 16
 """Threads at most; further studies share the least busy one."""
@@ -20,11 +20,11 @@ MOST_WORKERS = 16
 WAITING = 64
 """Directives that may wait at one worker; a coordinator that sends more is not served."""
 
-_Item = pb.Directive | None
+_Item = Directive | None
 
 
 class _Worker:
-    def __init__(self, answer: Callable[[pb.Directive], None], failed: Callable[[Exception], None]) -> None:
+    def __init__(self, answer: Callable[[Directive], None], failed: Callable[[Exception], None]) -> None:
         self.inbox: queue.Queue[_Item] = queue.Queue(maxsize=WAITING + 1)
         self.busy = False
         self.stopping = False
@@ -56,18 +56,18 @@ class Workers:
         failed: told of an exception that ``answer`` raised; the session then ends.
     """
 
-    def __init__(self, answer: Callable[[pb.Directive], None], failed: Callable[[Exception], None]) -> None:
+    def __init__(self, answer: Callable[[Directive], None], failed: Callable[[Exception], None]) -> None:
         self._answer, self._failed = answer, failed
         self._workers: list[_Worker] = []
         self._of: dict[bytes, _Worker] = {}
 
-    def put(self, directive: pb.Directive) -> None:
+    def put(self, directive: Directive) -> None:
         """Hand a directive to its study's worker.
 
         Raises:
             HostileInput: more directives wait than an honest coordinator sends.
         """
-        key = bytes(directive.study)
+        key = directive.study
         worker = self._of.get(key)
         if worker is None:
             worker = min(self._workers, key=lambda item: item.load, default=None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -234,8 +235,12 @@ class _SiteCollector(Collector):
 
 
 @contextmanager
-def monitored(site: Site) -> Iterator[SiteMetrics]:
+def monitored(site: Site, listening: socket.socket | None = None) -> Iterator[SiteMetrics]:
     """Watch a site: serve its metrics where it is configured, and verify its ledger now and every ``verify_hours``.
+
+    Args:
+        site: which.
+        listening: the socket that they are served on, where this process may not make one.
 
     Raises:
         ConfigurationError: the endpoint cannot be served as configured.
@@ -246,7 +251,7 @@ def monitored(site: Site) -> Iterator[SiteMetrics]:
         if settings is not None:
             server = MetricsServer(metrics.registry, settings, ready=metrics.not_ready, alive=metrics.alive)
             stack.callback(server.stop)
-            LOG.info("metrics are served on %s", server.start())
+            LOG.info("metrics are served on %s", server.start(listening))
         site.observer = metrics
         verifier = Verifier(site, metrics)
         stack.callback(verifier.stop)

@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import grpc
-
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.refresh import Refreshed
+from veilsum_participant.boundary.front import Sample, SharedMetric, Status
 from veilsum_participant.config import ShareGroup
 from veilsum_participant.observer import SiteStep
+from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger.metrics import LedgerFigures
 from veilsum_proto import SOFTWARE
-from veilsum_proto import federation_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -74,32 +73,32 @@ class Known(Protocol):
         """Mean time of each step that was done, in seconds."""
 
 
-def samples(site: Site, metrics: Known) -> list[pb.SharedSample]:
+def samples(site: Site, metrics: Known) -> list[Sample]:
     """What the site's policy shares, as it is now. Figures that are not known or not finite are left out."""
-    makers: dict[ShareGroup, Callable[[], Iterator[tuple[pb.SharedMetric.ValueType, str, float]]]] = {
-        "software": lambda: iter([(pb.SHARED_METRIC_SOFTWARE, SOFTWARE, 1.0)]),
+    makers: dict[ShareGroup, Callable[[], Iterator[tuple[SharedMetric, str, float]]]] = {
+        "software": lambda: iter([(SharedMetric.SOFTWARE, SOFTWARE, 1.0)]),
         "budget": lambda: _budget(metrics),
         "ledger": lambda: _ledger(metrics),
-        "timings": lambda: ((pb.SHARED_METRIC_STEP_SECONDS, step.value, mean) for step, mean in metrics.means().items()),
-        "certificate": lambda: iter([(pb.SHARED_METRIC_CERTIFICATE_EXPIRY, "", float(site.credentials.identity.not_after))]),
+        "timings": lambda: ((SharedMetric.STEP_SECONDS, step.value, mean) for step, mean in metrics.means().items()),
+        "certificate": lambda: iter([(SharedMetric.CERTIFICATE_EXPIRY, "", float(site.credentials.identity.not_after))]),
     }
     granted = site.config.policy.share_metrics
     found = [item for group in makers if group in granted for item in makers[group]()]
-    return [pb.SharedSample(metric=metric, label=label, value=value) for metric, label, value in found if math.isfinite(value)]
+    return [Sample(metric=metric, label=label, value=value) for metric, label, value in found if math.isfinite(value)]
 
 
-def _budget(metrics: Known) -> Iterator[tuple[pb.SharedMetric.ValueType, str, float]]:
+def _budget(metrics: Known) -> Iterator[tuple[SharedMetric, str, float]]:
     figures = metrics.figures.get()
     if figures is None:
         return
     for name, found in list(figures.ledger.populations.items())[:MOST_POPULATIONS]:
-        yield pb.SHARED_METRIC_EPSILON_SPENT, name, found.spent
-        yield pb.SHARED_METRIC_EPSILON_BUDGET, name, math.inf if found.budget.epsilon is None else found.budget.epsilon
+        yield SharedMetric.EPSILON_SPENT, name, found.spent
+        yield SharedMetric.EPSILON_BUDGET, name, math.inf if found.budget.epsilon is None else found.budget.epsilon
 
 
-def _ledger(metrics: Known) -> Iterator[tuple[pb.SharedMetric.ValueType, str, float]]:
+def _ledger(metrics: Known) -> Iterator[tuple[SharedMetric, str, float]]:
     if metrics.verified is not None:
-        yield pb.SHARED_METRIC_LEDGER_VERIFIED, "", float(metrics.verified)
+        yield SharedMetric.LEDGER_VERIFIED, "", float(metrics.verified)
 
 
 class Reporter:
@@ -111,7 +110,7 @@ class Reporter:
         send: sends a report.
     """
 
-    def __init__(self, site: Site, metrics: Known, send: Callable[[list[pb.SharedSample]], None]) -> None:
+    def __init__(self, site: Site, metrics: Known, send: Callable[[list[Sample]], None]) -> None:
         self._site, self._metrics, self._send = site, metrics, send
         self._stopping = threading.Event()
         if site.config.policy.share_metrics:
@@ -126,14 +125,13 @@ class Reporter:
             try:
                 if found := samples(self._site, self._metrics):
                     self._send(found)
-            except (grpc.RpcError, ValueError) as error:  # a closed channel raises ValueError
+            except UndeliveredError as error:
                 if self._stopping.is_set():
                     return
-                code = error.code() if isinstance(error, grpc.Call) else None
-                if code is grpc.StatusCode.UNIMPLEMENTED:
+                if error.status is Status.UNIMPLEMENTED:
                     LOG.warning("the coordinator does not accept metrics: its version is older")
                     return
-                LOG.warning("metrics cannot be reported: %s", code.name if code is not None else type(error).__name__)
+                LOG.warning("metrics cannot be reported: %s", error.status.name)
             except VeilsumError as error:
                 LOG.warning("metrics cannot be reported: %s", error.message)
             self._stopping.wait(REPORT_SECONDS)

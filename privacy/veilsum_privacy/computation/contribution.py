@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from veilsum_privacy.tasks.base import (
     FactorTask,
     Records,
     RowTask,
+    Trained,
     TrainingTask,
     join_batches,
 )
@@ -94,9 +95,17 @@ class Evaluations:
         self._requested: tuple[RowGraph, int, Evaluation] | None = None
 
     def of(
-        self, task: RowTask[Any], broadcast: Mapping[str, Floats], mapping: FeatureMap | None, most: int = TALL
+        self,
+        task: RowTask[Any],
+        broadcast: Mapping[str, Floats],
+        mapping: FeatureMap | None,
+        most: int = TALL,
+        maps: Mapping[str, OpaqueMap] | None = None,
     ) -> Evaluation:
-        """The graph with a broadcast as public arrays, of records as a site has them, in blocks of so many at most."""
+        """The graph with a broadcast as public arrays, of records as a site has them, in blocks of so many at most.
+
+        ``maps`` are the task's own, where they are not those of :meth:`.RowTask.maps`.
+        """
         said = blake2b()
         kept = {} if mapping is None or mapping.kept is None else mapping.kept
         for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
@@ -112,8 +121,9 @@ class Evaluations:
         if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
             known, agreed = self._graphs, self._agreed
             graph = trace() if known is None or agreed is None else known.of(agreed, traced, trace)
-            maps = {**task.maps(broadcast), **({} if mapping is None else mapping.maps)}
-            self._kept = task, key, Evaluation(graph, maps, most)
+            own = task.maps(broadcast) if maps is None else maps
+            found = {**own, **({} if mapping is None else mapping.maps)}
+            self._kept = task, key, Evaluation(graph, found, most)
         return self._kept[2]
 
     def requested(self, graph: RowGraph, maps: Mapping[str, OpaqueMap], most: int) -> Evaluation:
@@ -122,6 +132,32 @@ class Evaluations:
             self._requested = graph, most, Evaluation(graph, maps, most)
         self._requested[2].fault = None
         return self._requested[2]
+
+
+class Elsewhere(Protocol):
+    """Where networks meet records, if that is not this process."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether it took longer than it may: then the site contributes what one without records does."""
+
+    def encode(self, encode: Encode | None) -> Encode | None:
+        """The study's program, held to the round's time."""
+
+    def maps(
+        self, agreed: AgreedTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], maps: Mapping[str, OpaqueMap]
+    ) -> Mapping[str, OpaqueMap]:
+        """These opaque maps of a task, each in the place of one of this process."""
+
+    def train(
+        self,
+        agreed: AgreedTask,
+        records: Records,
+        broadcast: Mapping[str, Floats],
+        state: Mapping[str, Floats],
+        note: Note,
+    ) -> Trained:
+        """As :meth:`.TrainingTask.train_plainly`."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +174,7 @@ class SitePlace:
         steps: what hands a training task its samples and noise; an audit takes one that looks on.
         most_records: how many records the dataset may come to hold, which its operator stated; 0 where nothing is stated.
         evaluations: keep the graph of the task's rows, or of what training asks first, for the next site; None to let it go.
+        elsewhere: where networks are computed on records; None for here.
     """
 
     index: int = 0
@@ -149,6 +186,7 @@ class SitePlace:
     steps: Callable[..., Steps] = field(default=Steps, repr=False)
     most_records: int = 0
     evaluations: Evaluations | None = field(default=None, repr=False)
+    elsewhere: Elsewhere | None = field(default=None, repr=False)
 
 
 class SitePart(NamedTuple):
@@ -191,11 +229,14 @@ def contribute(
     fault: Exception
     try:
         part = compute_sum(plan, _read(load), broadcast, place, faults.append)
+        if place.elsewhere is not None and place.elsewhere.spent:
+            raise Misuse("What computes networks took longer than it may.")
         return part._replace(fault=faults[0] if faults else None)
     except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
         fault = error
     try:
-        return compute_sum(plan, no_records(plan.task.study), broadcast, place)._replace(fault=fault)
+        here = replace(place, elsewhere=None, evaluations=None)  # without records, so no process has to be asked
+        return compute_sum(plan, no_records(plan.task.study), broadcast, here)._replace(fault=fault)
     except Exception:
         LOG.debug("there is no contribution without records either", exc_info=True)
         return SitePart(np.zeros(plan.encoding.size, dtype=np.int64), fault=fault)
@@ -314,11 +355,15 @@ def _train(
         bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
         steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, task.step_clip(), bound, place.random)
         training, most = task.train(broadcast, place.state, steps.course), rate * study.data.max_records
-        evaluate = Evaluation if place.evaluations is None else place.evaluations.requested
+        evaluate: _Evaluate = Evaluation if place.evaluations is None else place.evaluations.requested
+        if (elsewhere := place.elsewhere) is not None:
+            evaluate = _elsewhere(evaluate, lambda maps: elsewhere.maps(plan.task, broadcast, place.state, maps))
         by_subject = study.privacy.unit == "subject"
         trained, counts = answered(training, steps, load, most, by_subject=by_subject, evaluate=evaluate)
         if counts.fault is not None:
             note(counts.fault)
+    elif place.elsewhere is not None:
+        trained = place.elsewhere.train(plan.task, replace(load(), subjects=None), broadcast, place.state, note)
     else:
         trained = task.train_plainly(replace(load(), subjects=None), broadcast, place.state, note)
     if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
@@ -327,6 +372,13 @@ def _train(
         raise Misuse("A task trained something that is not finite, or out of range.")
     scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * plan.declaration.resolution
     return SitePart(np.rint(scaled).astype(np.int64), counts.clipped, counts.invalid, state=trained.state)
+
+
+_Evaluate = Callable[[RowGraph, Mapping[str, OpaqueMap], int], Evaluation]
+
+
+def _elsewhere(evaluate: _Evaluate, maps: Callable[[Mapping[str, OpaqueMap]], Mapping[str, OpaqueMap]]) -> _Evaluate:
+    return lambda graph, given, most: evaluate(graph, maps(given), most)
 
 
 def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:
@@ -348,7 +400,9 @@ def _add_rows(
     mapping = _mapping(plan.task, broadcast, place)
     expected = plan.declaration.sampling_rate * plan.task.study.data.max_records
     most = block_of(expected) if isinstance(task, FactorTask) else TALL
-    evaluation = (place.evaluations or Evaluations()).of(task, broadcast, mapping, most)
+    evaluation = (place.evaluations or Evaluations()).of(
+        task, broadcast, mapping, most, _maps_of(plan.task, task, broadcast, place)
+    )
     clip, grid, persons = task.clip(), plan.declaration.grid, task.persons
     if persons is not None and mapping is not None:
         persons = replace(persons, valued=False)
@@ -377,6 +431,13 @@ def _add_rows(
         note(fault)
     total, cut = _bounded(plan, whole, place.most_records)
     return SitePart(total, clipped, invalid, cut)
+
+
+def _maps_of(
+    agreed: AgreedTask, task: RowTask[Any], broadcast: Mapping[str, Floats], place: SitePlace
+) -> Mapping[str, OpaqueMap]:
+    maps = task.maps(broadcast)
+    return maps if place.elsewhere is None else place.elsewhere.maps(agreed, broadcast, {}, maps)
 
 
 def _mapping(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: SitePlace) -> FeatureMap | None:

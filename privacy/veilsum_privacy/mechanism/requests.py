@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -38,6 +38,23 @@ class Request(NamedTuple):
     graph: RowGraph
     products: Products
     maps: Mapping[str, OpaqueMap] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class MapAt:
+    """An opaque map that training asks for at some values.
+
+    Attributes:
+        compute: the map.
+        at: the values (size,), by which it can be made anew elsewhere.
+    """
+
+    compute: OpaqueMap
+    at: Floats = field(repr=False)
+
+    def __call__(self, given: Floats) -> Floats:
+        """The map of (n, m)."""
+        return self.compute(given)
 
 
 @dataclass

@@ -418,6 +418,17 @@ class TrainingTask(Task[P]):
         """
 
     @abstractmethod
+    def maps_at(
+        self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]
+    ) -> Callable[[Floats], Mapping[str, OpaqueMap]]:
+        """The opaque maps that :meth:`train` asks for, by the values that it asks for them at (:class:`.MapAt`): so that they
+        can be made where records are, and training where they are not.
+
+        Args:
+            broadcast, state: as of :meth:`train`.
+        """
+
+    @abstractmethod
     def train_plainly(
         self,
         records: Records,

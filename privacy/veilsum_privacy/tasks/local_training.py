@@ -19,6 +19,8 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.factors import Entries, Products
+from veilsum_privacy.mechanism.requests import MapAt
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, only, opaque, real, record_of, traced
 from veilsum_privacy.mechanism.steps import StepNoise
 from veilsum_privacy.study.schema import DatasetSchema
@@ -237,7 +239,8 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         found = self.bounded(received.start, found)
         total = np.zeros(self.objective.row_size())
         if objective.rows is not None:
-            total = (yield self._rows_of(objective.rows(found.end), total.size)) / p.gradient_clip
+            rows = MapAt(self._scaled(objective.rows(found.end)), found.end)
+            total = (yield self._rows_of(rows, total.size)) / p.gradient_clip
         empty = np.zeros((0, self.dimension)), np.zeros(0, dtype=np.int64)
         return self.reported(received.start, found, 1.0, objective, total, *empty)
 
@@ -248,17 +251,32 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         if weights:
             row = joined(lookup(np.array(weights, dtype=np.float64), record.target), row)
         products = Products(gradient.terms, self.parameters.gradient_clip, bool(weights))
-        return Request(traced(only(row, record.used)), products, gradient.maps(arrays))
+        at = flatten(arrays, self.architecture.shapes())
+        maps = {name: MapAt(compute, at) for name, compute in gradient.maps(arrays).items()}
+        return Request(traced(only(row, record.used)), products, maps)
 
-    def _rows_of(self, rows: RecordRows, size: int) -> Request:
+    def _rows_of(self, scaled: MapAt, size: int) -> Request:
         """The sum of an objective's rows, times C."""
         record, clip = self.record, self.parameters.gradient_clip
-
-        def scaled(given: Floats) -> Floats:
-            return clip * rows(given[:, :-1], given[:, -1].astype(np.int64))
-
         row: Symbol = only(opaque(ROWS, joined(record.x, real(record.target)), size), record.used)
         return Request(traced(row), Products((Entries(size),), clip), {ROWS: scaled})
+
+    def _scaled(self, rows: RecordRows) -> OpaqueMap:
+        """An objective's rows, times C."""
+        clip = self.parameters.gradient_clip
+        return lambda given: clip * rows(given[:, :-1], given[:, -1].astype(np.int64))
+
+    def maps_at(
+        self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]
+    ) -> Callable[[Floats], Mapping[str, OpaqueMap]]:
+        objective, shapes = self.objective.begin(self._received(broadcast, state)), self.architecture.shapes()
+        gradient = ModelGradient(self.architecture, outcome=self.loss, loss=objective.loss)
+
+        def maps(at: Floats) -> Mapping[str, OpaqueMap]:
+            found = gradient.maps(unflatten(at, shapes))
+            return found if objective.rows is None else {**found, ROWS: self._scaled(objective.rows(at))}
+
+        return maps
 
     @property
     def record(self) -> TrainedRecord:

@@ -12,9 +12,12 @@ from google.protobuf.message import Message
 
 from fuzzing.driver import Target, Unexpected
 from fuzzing.mutation import mutate_bytes, mutate_json, mutate_message, write_json
-from fuzzing.targets.stage import NAMES, PHASES, Call, Refused, Stage
+from fuzzing.targets.stage import NAMES, PHASES, Call, Stage
+from veilsum.local.federation import as_directive
 from veilsum_node.errors import HostileInput
+from veilsum_participant.boundary.front import Status
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.session.channel import UndeliveredError
 from veilsum_proto import federation_pb2 as pb
 
 MARK = b"the-digest-of-the-present-study!"
@@ -29,7 +32,7 @@ class Participant(Target):
     """A participant between directives; whatever comes, it answers, refuses, or its channel says what was wrong."""
 
     name = "participant"
-    allowed = (Refused, HostileInput)
+    allowed = (HostileInput,)
 
     def __init__(self) -> None:
         self.stage = Stage(Path(tempfile.mkdtemp(prefix="fuzzing-")))
@@ -93,8 +96,12 @@ class Participant(Target):
         try:
             if asked["catch_up"]:
                 core.catch_up(channel)
-            core.handle(directive, channel)
+            core.handle(as_directive(directive), channel)
             core.expire()
+        except UndeliveredError as error:
+            if error.status is Status.UNKNOWN:  # nothing that a coordinator says: the front's own fault
+                raise Unexpected(error.details) from error
+            raise HostileInput(str(error)) from error
         finally:
             channel.stub = former
             self.verified += 1

@@ -14,7 +14,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_der_x509_certificate
 from google.protobuf.message import Message
 
+from support.channels import OpenChannel
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from veilsum.local.federation import as_directive
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.coordination import Coordination
@@ -24,14 +26,14 @@ from veilsum_coordinator.service.runner import run_study
 from veilsum_coordinator.service.studies import Studies
 from veilsum_node.identity import Credentials
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.session.channel import UndeliveredError
 from veilsum_proto import federation_pb2 as pb
 
 PHASES = ("enrolling", "sealing", "contributing", "checking", "consenting", "over")
 NAMES = "abc"
 
 
-class Refused(grpc.RpcError):
+class Refused(grpc.RpcError, grpc.Call):  # type: ignore[misc]
     """A call that the coordinator ended with a status."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
@@ -115,9 +117,9 @@ class Stage:
         self.cores = {name: ParticipantCore(site) for name, site in self.bed.sites.items()}
         self.credentials: dict[str, Credentials] = {name: site.credentials for name, site in self.bed.sites.items()}
         self.credentials |= {"analyst": self.bed.analyst, "coordinator": self.hub.credentials}
-        self.channels: dict[str, GrpcChannel] = {}
+        self.channels: dict[str, OpenChannel] = {}
         for name, core in self.cores.items():
-            channel = GrpcChannel(grpc.insecure_channel("localhost:1"), core.site.credentials, self.bed.clock)
+            channel = OpenChannel(grpc.insecure_channel("localhost:1"), core.site.credentials, self.bed.clock)
             channel.stub = Stub(self, name)  # type: ignore[assignment]
             channel.coordinator = self.hub.credentials.identity.name
             channel.coordinator_certificate = self.hub.credentials.identity.certificate
@@ -201,8 +203,8 @@ class Stage:
                         return
                     worked = True
                     try:
-                        core.handle(directive, self.channels[name])
-                    except grpc.RpcError:
+                        core.handle(as_directive(directive), self.channels[name])
+                    except UndeliveredError:
                         continue
             self.hub.tick()
             if done() or not worked:
@@ -216,8 +218,8 @@ class Stage:
             stub.recorded = found
             try:
                 for directive in self.hub.directives(name):
-                    core.handle(directive, self.channels[name])
-            except grpc.RpcError:
+                    core.handle(as_directive(directive), self.channels[name])
+            except UndeliveredError:
                 continue
             finally:
                 stub.recorded = None

@@ -48,7 +48,27 @@ seccompProfile: {type: RuntimeDefault}
   configMap: {name: {{ include "veilsum.name" . }}}
 - name: scratch
   emptyDir: {sizeLimit: 2Gi}
+{{- $transport := dig "transport" "existingSecret" "" $part }}
+{{- if $transport }}
+- name: identity
+  projected:
+    defaultMode: 0440
+    sources:
+      - secret:
+          name: {{ $identity }}
+          items:
+            - {key: key.pem, path: key.pem}
+            - {key: certificate.pem, path: certificate.pem}
+            - {key: authority.pem, path: authority.pem}
+      - secret:
+          name: {{ $transport }}
+          items:
+            - {key: key.pem, path: transport/key.pem}
+            - {key: certificate.pem, path: transport/certificate.pem}
+            - {key: authority.pem, path: transport/authority.pem}
+{{- else }}
 {{ include "veilsum.secretVolume" (dict "name" "identity" "secret" $identity "items" (dict "key.pem" "key.pem" "certificate.pem" "certificate.pem" "authority.pem" "authority.pem")) }}
+{{- end }}
 {{- if $part.metrics.enabled }}
 {{- $metrics := $part.metrics }}
 - name: metrics

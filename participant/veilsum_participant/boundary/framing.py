@@ -1,0 +1,400 @@
+"""Frames between two processes of a site: one datagram each on a connected Unix socket (SOCK_SEQPACKET), large ones in memory.
+
+A frame is a header and a message's bytes. What is longer than :data:`INLINE` goes as a sealed memory file (memfd_create(2))
+by its descriptor: whoever gets it checks the seals and the size before it looks, so that nothing changes or ends under its
+eyes. One side asks, the other answers. The side that asks believes nothing: an answer that nobody asked for, a second one, one
+of another kind, size or form, or none in time, ends the connection (:class:`BrokenError`), and whoever keeps the other process
+ends that too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from veilsum_node.errors import HostileInput
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Handler, Told
+from veilsum_participant.boundary.encoding import Inquiry, Message, read
+
+INLINE = 48 * 1024
+"""Bytes of a message that go in its datagram."""
+
+SEND_SECONDS = 30
+"""How long the other side may let the socket be full."""
+
+MOST_CALLS = 64
+"""Calls at a time."""
+
+FAILED = 0xFFFF
+"""The code of an answer that says that its call failed."""
+
+_HEADER = struct.Struct("<2sHIQ")
+_MAGIC = {(False, False): b"v0", (True, False): b"v1", (False, True): b"v2", (True, True): b"v3"}
+_FLAGS = {magic: flags for flags, magic in _MAGIC.items()}
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_FD = struct.Struct("i")
+_MOST_FDS = 2
+
+R = TypeVar("R", bound=Message)
+
+
+class SealedMemory:
+    """A sealed memory file; implements :class:`~veilsum_participant.boundary.encoding.Sealed`.
+
+    Attributes:
+        size: bytes.
+        descriptor: closed with this object.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor, self.size = descriptor, size
+
+    @classmethod
+    def of(cls, *parts: bytes | memoryview) -> SealedMemory:
+        """Memory that holds these bytes.
+
+        Raises:
+            OSError: there is none.
+        """
+        made = cls(os.memfd_create("veilsum", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), 0)
+        for part in parts:
+            left = memoryview(part).cast("B")
+            while left:
+                left = left[os.write(made.descriptor, left) :]
+                made.size = os.lseek(made.descriptor, 0, os.SEEK_CUR)
+        fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return made
+
+    @classmethod
+    def received(cls, descriptor: int) -> SealedMemory:
+        """What came by a descriptor, which is closed where it is not such memory.
+
+        Raises:
+            HostileInput: it is no memory file, or not sealed.
+        """
+        found = cls(descriptor, 0)
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            status = os.fstat(descriptor)
+        except OSError as error:
+            raise HostileInput("A descriptor is not one of sealed memory.") from error
+        if seals & _SEALS != _SEALS or not stat.S_ISREG(status.st_mode):
+            raise HostileInput("A descriptor is not one of sealed memory.")
+        found.size = status.st_size
+        return found
+
+    def view(self) -> memoryview:
+        """Its bytes."""
+        if not self.size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ))
+
+    def close(self) -> None:
+        """Let go of the descriptor; views stay."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class ReceivedFrame:
+    """A frame as it came: ``code`` of a request or its answer, ``call`` its number, ``body`` in the datagram or beside it."""
+
+    code: int
+    call: int
+    size: int
+    inline: bytes
+    body: SealedMemory | None
+    beside: SealedMemory | None
+
+    def read(self, of: type[R], most: int) -> R:
+        """The message in it.
+
+        Raises:
+            HostileInput: it is not one of the class, or larger than ``most``.
+        """
+        if self.size > most:
+            raise HostileInput(f"{of.__name__} has more than {most} bytes.")
+        if self.body is None:
+            return read(self.inline, of, self.beside)
+        if self.body.size != self.size:
+            raise HostileInput(f"{of.__name__} has another size than its frame says.")
+        view = self.body.view()
+        try:
+            return read(view, of, self.beside)
+        finally:
+            self.body.close()
+
+
+class FramedSocket:
+    """A connected socket that carries frames."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._sending = threading.Lock()
+        connected.setblocking(True)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+
+    def send(self, code: int, call: int, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            BrokenError: the other side is gone, or takes nothing.
+            HostileInput: the message breaks its bounds; nothing was sent.
+        """
+        data, beside = message.to_bytes(), message.memory
+        body = SealedMemory.of(data) if len(data) > INLINE else None
+        header = _HEADER.pack(_MAGIC[body is not None, beside is not None], code, call, len(data))
+        passed = [item.descriptor for item in (body, beside) if isinstance(item, SealedMemory)]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(map(_FD.pack, passed)))] if passed else []
+        try:
+            with self._sending:
+                self._socket.sendmsg([header, data if body is None else b""], rights, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise BrokenError(f"The other side takes nothing: {type(error).__name__}.") from error
+        finally:
+            if body is not None:
+                body.close()
+
+    def receive(self) -> ReceivedFrame | None:
+        """The next frame; None where the other side ended.
+
+        Raises:
+            HostileInput: it is no frame.
+            OSError: the socket was closed here.
+        """
+        data, rights, flags, _ = self._socket.recvmsg(
+            _HEADER.size + INLINE, socket.CMSG_SPACE(_FD.size * _MOST_FDS), socket.MSG_CMSG_CLOEXEC
+        )
+        descriptors = [
+            descriptor
+            for level, kind, value in rights
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+            for (descriptor,) in _FD.iter_unpack(value[: len(value) // _FD.size * _FD.size])
+        ]
+        memory: list[SealedMemory] = []
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise HostileInput("A frame is longer than it may be.")
+            if not data:
+                if descriptors:
+                    raise HostileInput("Descriptors came without a frame.")
+                return None
+            if len(data) < _HEADER.size:
+                raise HostileInput("A frame is shorter than its header.")
+            magic, code, call, size = _HEADER.unpack_from(data)
+            if magic not in _FLAGS:
+                raise HostileInput("A frame does not begin as one.")
+            in_memory, has_beside = _FLAGS[magic]
+            if len(descriptors) != in_memory + has_beside:
+                raise HostileInput("A frame has other descriptors than it says.")
+            inline = data[_HEADER.size :]
+            if len(inline) != (0 if in_memory else size):
+                raise HostileInput("A frame has another size than it says.")
+            while descriptors:
+                memory.append(SealedMemory.received(descriptors.pop(0)))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        body = memory[0] if in_memory else None
+        return ReceivedFrame(code, call, size, inline, body, memory[-1] if has_beside else None)
+
+    def close(self) -> None:
+        """End the connection; whoever waits for a frame is woken."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Close the socket itself, once nobody waits at it."""
+        self._socket.close()
+
+
+@dataclass
+class _Slot:
+    request: Inquiry[Any]
+    arrived: threading.Event = field(default_factory=threading.Event)
+    frame: ReceivedFrame | None = None
+
+
+class Caller:
+    """Asks another process; implements :class:`~veilsum_participant.boundary.calls.Peer`.
+
+    Args:
+        line: to it.
+        failure: the class of messages by which it says that it failed, of at most 64 KiB.
+    """
+
+    def __init__(self, line: FramedSocket, failure: type[Message]) -> None:
+        self._line, self._failure = line, failure
+        self._lock = threading.Lock()
+        self._waiting: dict[int, _Slot] = {}
+        self._last = 0
+        self._broken = ""
+        threading.Thread(target=self._listen, name="boundary", daemon=True).start()
+
+    @property
+    def broken(self) -> str:
+        """Why it is not spoken to any more; empty while it is."""
+        return self._broken
+
+    def call(self, request: Inquiry[R], seconds: float | None = None) -> R:
+        """See :class:`~veilsum_participant.boundary.calls.Peer`."""
+        seconds = request.seconds if seconds is None else min(seconds, request.seconds)
+        slot = _Slot(request)
+        with self._lock:
+            if self._broken:
+                raise BrokenError(self._broken)
+            if len(self._waiting) >= MOST_CALLS:
+                raise HostileInput("More calls wait for the other process than it is asked at a time.")
+            self._last = self._last % (2**32 - 1) + 1
+            call = self._last
+            self._waiting[call] = slot
+        try:
+            self._line.send(request.code, call, request)
+        except HostileInput:
+            with self._lock:
+                self._waiting.pop(call, None)
+            raise
+        except BrokenError as error:
+            self._break(str(error))
+            raise
+        if not slot.arrived.wait(seconds):
+            self._break(f"{type(request).__name__} was not answered within {seconds:.0f} s.")
+        if slot.frame is None:
+            raise BrokenError(self._broken)
+        return self._answer(slot.frame, request)
+
+    def _answer(self, frame: ReceivedFrame, request: Inquiry[R]) -> R:
+        failure: Message | None = None
+        try:
+            if frame.code == FAILED:
+                failure = frame.read(self._failure, INLINE)
+            elif frame.code == request.code:
+                answer: Any = frame.read(request.answer, request.most_answered)
+                return answer  # type: ignore[no-any-return]
+            else:
+                raise HostileInput(f"{type(request).__name__} was answered by something else.")
+        except HostileInput as error:
+            self._break(str(error))
+            raise BrokenError(str(error)) from error
+        raise CallFailedError(failure)
+
+    def _listen(self) -> None:
+        why = "The other process ended."
+        try:
+            while (frame := self._line.receive()) is not None:
+                with self._lock:
+                    slot = self._waiting.pop(frame.call, None)
+                if slot is None:
+                    raise HostileInput("An answer came that nobody waits for.")
+                slot.frame = frame
+                slot.arrived.set()
+        except HostileInput as error:
+            why = str(error)
+        except OSError:
+            pass
+        self._break(why)
+        self._line.release()
+
+    def _break(self, why: str) -> None:
+        with self._lock:
+            self._broken = self._broken or why
+            waiting, self._waiting = self._waiting, {}
+        for slot in waiting.values():
+            slot.arrived.set()
+        self._line.close()
+
+    def close(self) -> None:
+        """See :class:`~veilsum_participant.boundary.calls.Peer`."""
+        self._break("The connection was closed.")
+
+
+def serve(
+    line: FramedSocket,
+    requests: Sequence[type[Inquiry[Any]]],
+    handler: Handler,
+    told: Told,
+    *,
+    threads: int = MOST_CALLS,
+    at_once: Sequence[type[Inquiry[Any]]] = (),
+) -> None:
+    """Answer what comes, until the other side ends.
+
+    Args:
+        line: to who asks.
+        requests: what may be asked.
+        handler: answers, from one of the threads.
+        told: what of its exceptions is said.
+        threads: calls that are answered at a time.
+        at_once: requests that are answered in the thread that reads, before whatever comes after them.
+
+    Raises:
+        HostileInput: what comes is no request.
+    """
+    known = {each.code: each for each in requests}
+
+    def answer(request: Inquiry[Any], call: int) -> None:
+        message: Message
+        code = FAILED
+        try:
+            message = handler(request)
+            code = request.code
+        except CallFailedError as error:
+            message = error.failure
+        except Exception as error:  # noqa: BLE001 - said across the boundary
+            message = told(error)
+        with contextlib.suppress(BrokenError):  # who asked is gone, and so will this process be
+            try:
+                line.send(code, call, message)
+            except HostileInput as error:  # the answer itself is beyond its bounds: say that it failed
+                line.send(FAILED, call, told(error))
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="call") as pool:
+        try:
+            while (frame := line.receive()) is not None:
+                if frame.code not in known:
+                    raise HostileInput("A request is none that there is.")
+                request = frame.read(known[frame.code], known[frame.code].most)
+                if type(request) in at_once:
+                    answer(request, frame.call)
+                else:
+                    pool.submit(answer, request, frame.call)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            line.close()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets: one for this process, and one for another to inherit."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+_PEER = struct.Struct("3i")
+
+
+def check_peer(connected: socket.socket, uid: int) -> int:
+    """Insist that a process of this user is on the other side of a socket that was connected by its path.
+
+    Returns:
+        The process's number.
+
+    Raises:
+        HostileInput: it is another user's.
+    """
+    pid, found, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if found != uid:
+        raise HostileInput("A process of another user connected.")
+    return int(pid)

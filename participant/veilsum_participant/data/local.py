@@ -1,0 +1,77 @@
+"""Datasets that are read in the process that asks for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow
+
+from veilsum_participant.data.encode import load_records
+from veilsum_participant.data.quality import most_unmatched
+from veilsum_participant.data.snapshot import RecordsDigest, records_digest
+from veilsum_participant.data.sources import check_structure
+from veilsum_participant.data.stream import stream_records
+from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
+from veilsum_participant.datasets import DAY, Batches, Datasets, Snapshot
+from veilsum_privacy.mechanism.records import Records
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema_file import load_schema
+
+if TYPE_CHECKING:
+    from veilsum_privacy.tasks.feature_maps import Encode
+
+LOG = logging.getLogger("veilsum.participant")
+
+
+class LocalDatasets(Datasets):
+    """Reads where it is; see :class:`veilsum_participant.datasets.Datasets`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Arrow's first conversion imports pandas where that is installed: not while records are read, nor in a thread.
+        pyarrow.array([])
+
+    def check(self, name: str, offered: DatasetConfig, schema: DatasetSchema) -> None:
+        origin = offered.origin(name)
+        check_structure(origin, schema, subject=offered.subject, header=offered.header, columns=offered.columns)
+
+    def load(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, seconds: float = DAY) -> Snapshot:
+        records, counts = load_records(offered.origin(name), schema, offered.subject, header=offered.header)
+        LOG.info("dataset %s is read", name)
+        LOG.debug("dataset %s: %s", name, counts)
+        return Snapshot(records, records_digest(records) if offered.source == "sql" else None)
+
+    def stream(
+        self, name: str, offered: DatasetConfig, schema: DatasetSchema, subject: str | None, *,
+        rows: int, persons: int, seconds: float = DAY,
+    ) -> Batches:  # fmt: skip
+        found = stream_records(offered.origin(name), schema, subject, header=offered.header, rows=rows, persons=persons)
+        return _digested(found) if offered.source == "sql" else _undigested(found)
+
+    def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
+        from veilsum_participant.data.encoders import find_encoder  # what only reads does without
+
+        return find_encoder(encoders, declared)
+
+    def unmatched(self, name: str, offered: DatasetConfig) -> float:
+        if offered.schema_file is None:
+            return 0.0
+        schema = load_schema(offered.schema_file)
+        return most_unmatched(offered.origin(name), schema, subject=offered.subject, header=offered.header)
+
+
+def _undigested(batches: Iterable[Records]) -> Batches:
+    yield from batches
+    return None
+
+
+def _digested(batches: Iterable[Records]) -> Batches:
+    growing = RecordsDigest()
+    for batch in batches:
+        growing.add(batch)
+        yield batch
+        del batch  # before the next one is read
+    return growing.digest()

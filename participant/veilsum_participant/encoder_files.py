@@ -1,0 +1,57 @@
+"""The files of frozen encoders that a site's configuration names, told apart by their hashes. Nothing is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.phrases import unreadable
+from veilsum_participant.dataset_config import EncoderConfig
+from veilsum_privacy.study.encoder import Program
+
+
+def find_path(encoders: Mapping[str, EncoderConfig], declared: Program) -> Path:
+    """The configured file that has the hash of a study's program.
+
+    Raises:
+        ConfigurationError: none has it; the message lists what there is.
+    """
+    found: dict[str, str] = {}
+    for name, encoder in encoders.items():
+        try:
+            found[name] = file_digest(encoder.path)
+        except ConfigurationError as error:
+            found[name] = error.message.rstrip(".")
+        if found[name] == declared.sha256:
+            return encoder.path
+    there = "; ".join(f"{name}: {what}" for name, what in found.items()) or "none is configured"
+    raise ConfigurationError(
+        f"No encoder has the SHA-256 {declared.sha256} that the study names ({there}).",
+        "Get the study's file and name it in participant.toml: [encoders.NAME] path = ...",
+    )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, 64 hexadecimal digits; remembered until its time or size changes. Loading never relies on it.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        status = path.stat()
+        return _digest(path, status.st_ino, status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        raise unreadable_encoder(path, error) from error
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Path, *_: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unreadable_encoder(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{path}: the encoder {unreadable(error)}.", "Check the path in [encoders].")

@@ -1,0 +1,287 @@
+"""Networks and programs computed in a process apart: the guard's side.
+
+A process is of one dataset and of one study, or one program, and is ended after :data:`IDLE` seconds without work, or when
+:data:`MOST` others were needed since. It holds torch, the features of the batch that it is given, and what a program
+remembers of features; never identifiers, columns of another dataset, keys or sums.
+
+A map that raises, and a process that ends or hangs in a batch, are alike: the batch failed, and the kernel has each of its
+records computed alone, in a process that is started anew where that is needed
+(:meth:`veilsum_privacy.mechanism.rows.evaluation.Evaluation.mapped`). So a record that ends the process is that record's
+absence, and no other's. What is left of the round's time, which is public, ends all of it: the site contributes what one
+without records does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from veilsum_aggregation.arrays import Floats
+from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError
+from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory
+from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Point, Prepare, Train
+from veilsum_participant.boundary.reader import WorkerFault
+from veilsum_participant.worker.rows import sealed_rows
+from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
+from veilsum_privacy.computation.contribution import Note
+from veilsum_privacy.mechanism.records import Records
+from veilsum_privacy.mechanism.requests import MapAt
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.tasks.agreed import AgreedTask
+from veilsum_privacy.tasks.base import Trained
+from veilsum_privacy.tasks.feature_maps import ENCODER, Encode
+
+LOG = logging.getLogger("veilsum.participant")
+
+IDLE = 600.0
+"""Seconds that a process waits for more work."""
+
+MOST = 4
+"""Processes at a time."""
+
+LATER = 60.0
+"""Seconds that a batch of at most 64 records may take, but for the first one of a process (:data:`.maps.FIRST`)."""
+
+_R = TypeVar("_R", bound=Message)
+
+
+class MapFailedError(VeilsumError):
+    """A map could not be computed elsewhere."""
+
+
+class Compute:
+    """A process that computes maps of one dataset's records for one study, or by one program; started when it is needed."""
+
+    def __init__(self, starter: WorkerStarter, dataset: str) -> None:
+        self._starter, self._dataset = starter, dataset
+        self._lock = threading.RLock()
+        self._running: tuple[StartedWorker, Caller] | None = None
+        self._ready: dict[type[Inquiry[Any]], Inquiry[Any]] = {}
+        self._warm = False
+        self.used = time.monotonic()
+
+    def ready(self, *requests: Inquiry[Any], seconds: float = FIRST) -> None:
+        """Have the process prepared by these requests, which follow one another.
+
+        Raises:
+            MapFailedError: it cannot be.
+        """
+        with self._lock:
+            anew = False
+            for request in requests:
+                if anew or self._ready.get(type(request)) is not request or self._running is None:
+                    anew = True
+                    self._ask(request, seconds)
+                    self._ready[type(request)] = request
+
+    def apply(self, prepared: Sequence[Inquiry[Any]], name: str, given: Floats, until: float | None = None) -> Floats:
+        """A map of values (n, m) to (n, size).
+
+        Raises:
+            MapFailedError: it raised, or the process is gone, late, or gave something else.
+        """
+        with self._lock:
+            left = FIRST if until is None else until - time.monotonic()
+            self.ready(*prepared, seconds=min(FIRST, left))
+            memory = SealedMemory.of(np.ascontiguousarray(given, dtype=np.float64).data) if given.size else None
+            seconds = min(LATER if self._warm else FIRST, left)
+            found = self._ask(Apply(name, len(given), memory), seconds)
+            self._warm = True
+            if found.size > 2**32 or (0 if found.memory is None else found.memory.size) != 8 * len(given) * found.size:
+                self.end()
+                raise MapFailedError("A map has another size than it says.")
+            return _array(found, len(given))
+
+    def train(self, prepared: Sequence[Inquiry[Any]], records: Records, until: float) -> tuple[Floats, bytes, bool]:
+        """A vector and a state that were trained without noise, and whether a record was left out.
+
+        Raises:
+            MapFailedError: as of :meth:`apply`.
+        """
+        with self._lock:
+            self.ready(*prepared, seconds=min(FIRST, until - time.monotonic()))
+            rows = sealed_rows(records)
+            request = Train(rows.rows, records.features.shape[1], int(records.labels is not None), rows.memory)
+            found = self._ask(request, until - time.monotonic())
+            if len(found.vector) % 8:
+                raise MapFailedError("What was trained is no vector.")
+            return np.frombuffer(found.vector, np.float64).copy(), found.state, bool(found.failed)
+
+    def _ask(self, request: Inquiry[_R], seconds: float) -> _R:
+        try:
+            if self._running is None:
+                started = self._starter.start("maps", self._dataset)
+                self._running = started, Caller(FramedSocket(started.socket), WorkerFault)
+                self._ready, self._warm = {}, False
+            return self._running[1].call(request, max(0.0, seconds))
+        except CallFailedError as error:
+            raise MapFailedError("A map cannot be computed on a batch, or a process not be prepared.") from error
+        except (BrokenError, VeilsumError) as error:
+            self.end()
+            raise MapFailedError("A process that computes maps ended, or took too long.") from error
+        finally:
+            self.used = time.monotonic()
+
+    def end(self) -> None:
+        """End the process; the next call starts another one."""
+        with self._lock:
+            running, self._running = self._running, None
+            self._ready = {}
+            if running is not None:
+                running[1].close()
+                running[0].end()
+
+
+class Computing:
+    """The processes of a site that compute maps."""
+
+    def __init__(self, starter: WorkerStarter) -> None:
+        self._starter = starter
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], Compute] = OrderedDict()
+        self._timer: threading.Timer | None = None
+
+    def of(self, dataset: str, purpose: str) -> Compute:
+        """The process of a dataset for a purpose."""
+        with self._lock:
+            found = self._known.pop((dataset, purpose), None) or Compute(self._starter, dataset)
+            self._known[dataset, purpose] = found
+            others = [self._known.popitem(last=False)[1] for _ in range(len(self._known) - MOST)]
+            if self._timer is None:
+                self._timer = threading.Timer(IDLE / 2, self._look)
+                self._timer.daemon = True
+                self._timer.start()
+        for other in others:
+            other.end()
+        return found
+
+    def _look(self) -> None:
+        """End the process of those that had no work for long."""
+        with self._lock:
+            self._timer = None
+            idle = [compute for compute in self._known.values() if time.monotonic() - compute.used > IDLE]
+        for compute in idle:
+            compute.end()
+        if self._known:
+            with self._lock:
+                self._timer = threading.Timer(IDLE / 2, self._look)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            known, self._known = self._known, OrderedDict()
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        for compute in known.values():
+            compute.end()
+
+
+class ProgramElsewhere:
+    """A program that encodes, in a process of its own."""
+
+    def __init__(self, computing: Computing, dataset: str, sha256: str, request: EncodeBy) -> None:
+        self._computing, self._dataset, self._purpose, self._request = computing, dataset, f"encoder {sha256}", request
+
+    def ready(self) -> None:
+        """Have it loaded.
+
+        Raises:
+            MapFailedError: it cannot be.
+        """
+        self._computing.of(self._dataset, self._purpose).ready(self._request)
+
+    def __call__(self, given: Floats, until: float | None = None) -> Floats:
+        """Features (n, width) of columns (n, inputs).
+
+        Raises:
+            MapFailedError: the process is gone or late.
+        """
+        return self._computing.of(self._dataset, self._purpose).apply([self._request], ENCODER, given, until)
+
+
+class RoundMaps:
+    """Maps of one round; implements :class:`veilsum_privacy.computation.contribution.Elsewhere`."""
+
+    def __init__(self, computing: Computing, dataset: str, device: str, seconds: float) -> None:
+        self._computing, self._dataset, self._device = computing, dataset, device
+        self._until = time.monotonic() + seconds
+        self._asked = False
+        self._last: tuple[AgreedTask, Mapping[str, Floats], Mapping[str, Floats], Prepare] | None = None
+
+    @property
+    def spent(self) -> bool:
+        """Whether the round's time was over while maps were still asked for."""
+        return self._asked and time.monotonic() >= self._until
+
+    def encode(self, encode: Encode | None) -> Encode | None:
+        """A program, within the round's time."""
+        if not isinstance(encode, ProgramElsewhere):
+            return encode
+        self._asked = True
+        return lambda given: encode(given, self._until)
+
+    def maps(
+        self, agreed: AgreedTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], maps: Mapping[str, OpaqueMap]
+    ) -> Mapping[str, OpaqueMap]:
+        """See :class:`.Elsewhere`."""
+        if not maps:
+            return maps
+        compute, prepare = self._prepared(agreed, broadcast, state)
+
+        def elsewhere(name: str, here: OpaqueMap) -> OpaqueMap:
+            asked: list[Inquiry[Any]] = [prepare]
+            if isinstance(here, MapAt):
+                asked.append(Point(here.at.astype(np.float64).tobytes()))
+            return lambda given: compute.apply(asked, name, given, self._until)
+
+        return {name: elsewhere(name, here) for name, here in maps.items()}
+
+    def train(
+        self,
+        agreed: AgreedTask,
+        records: Records,
+        broadcast: Mapping[str, Floats],
+        state: Mapping[str, Floats],
+        note: Note,
+    ) -> Trained:
+        """See :class:`.Elsewhere`."""
+        compute, prepare = self._prepared(agreed, broadcast, state)
+        vector, kept, failed = compute.train([prepare], records, self._until)
+        if failed:
+            note(MapFailedError("Training failed on a record, which was left out."))
+        try:
+            return Trained(vector, decode_broadcast(kept))
+        except HostileInput as error:
+            raise MapFailedError("What was trained holds something that is not finite, or out of range.") from error
+
+    def _prepared(
+        self, agreed: AgreedTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]
+    ) -> tuple[Compute, Prepare]:
+        self._asked = True
+        last = self._last
+        if last is None or last[0] is not agreed or last[1] is not broadcast or last[2] is not state:
+            given = encode_broadcast(broadcast), encode_broadcast(state)
+            prepare = Prepare(self._device, agreed.agreed.study.to_bytes(), agreed.label, *given)
+            self._last = last = agreed, broadcast, state, prepare
+        return self._computing.of(self._dataset, agreed.agreed.digest.hex()), last[3]
+
+
+def _array(found: Made, rows: int) -> Floats:
+    if found.memory is None:
+        return np.zeros((rows, found.size))
+    array: Floats = np.frombuffer(found.memory.view(), np.float64).reshape(rows, found.size)
+    if isinstance(found.memory, SealedMemory):
+        found.memory.close()
+    return array

@@ -1,0 +1,296 @@
+"""A site in processes: what is killed of it starts anew; who takes over its front is a malicious coordinator at most."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.network import PATIENCE, running_server, wait_for
+from support.processes import Processes, count, running_processes
+from veilsum.remote import connect
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.errors import HostileInput
+from veilsum_participant.boundary import front as says
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct, Peer
+from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.boundary.framing import Caller, FramedSocket, pair, serve
+from veilsum_participant.front.answering import Front, in_process, told
+from veilsum_participant.session import client as client_module
+from veilsum_participant.session.channel import SiteChannel, UndeliveredError
+from veilsum_privacy.ledger.entries import Kind
+
+NAMES = "abc"
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=60)
+WIDTH = 600
+FRONT, READER = "veilsum_participant.front", "veilsum_participant.worker.reader_main"
+BEFORE_UPLOAD = 20_000
+"""Bytes: everything before an upload, and not the upload."""
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    data = make_data(NAMES, 5, WIDTH)
+    with running_processes(tmp_path_factory.mktemp("federation"), data, waits=WAITS, isolation="processes") as processes:
+        yield processes
+
+
+def children(pid: int) -> dict[str, int]:
+    """Processes that a launcher started, by what they are: ``front``, ``guard``, ``reader``."""
+    found: dict[str, int] = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        module = words[3].decode() if words[1:3] == [b"-P", b"-m"] else ""
+        found[{FRONT: "front", READER: "reader"}.get(module, "guard")] = int(child)
+    return found
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, be it waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def _begin(network: Processes) -> bytes:
+    network.heal()
+    network.forget_cohorts()
+    network.proxies["c"].limit(BEFORE_UPLOAD)
+    key = network.submit(network.compile(make_request(schema_of(WIDTH), epsilon=None)))
+    wait_for(network.proxies["c"].stalled.is_set, "c at its limit")
+    return key
+
+
+def test_a_reader_is_gone_once_it_read(network: Processes) -> None:
+    key = _begin(network)
+    launcher = network.participants["c"].pid
+    wait_for(lambda: "dataset records is read" in (network.directory("c") / "log").read_text(), "c's records")
+    wait_for(lambda: "reader" not in children(launcher), "the reader's end")
+    _finished(network, key)
+
+
+def _finished(network: Processes, key: bytes) -> None:
+    network.proxies["c"].release()
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    assert network.releases(key)[0].cohort == tuple(NAMES)
+    network.audit(key, charged=NAMES, released=NAMES)
+    assert [count(network.entries(name, key), Kind.CHARGE) for name in NAMES] == [1, 1, 1]
+
+
+def test_a_front_that_is_killed_in_an_upload_is_replaced_and_nothing_is_charged_twice(network: Processes) -> None:
+    key = _begin(network)
+    launcher = network.participants["c"].pid
+    before = children(launcher)
+    os.kill(before["front"], signal.SIGKILL)
+    wait_for(lambda: children(launcher).get("front", before["front"]) != before["front"], "another front")
+    assert children(launcher)["guard"] == before["guard"]
+    _finished(network, key)
+    assert "the front is replaced" in (network.directory("c") / "log").read_text()
+
+
+def test_a_guard_that_is_killed_takes_its_site_with_it_and_goes_on_where_it_was(network: Processes) -> None:
+    key = _begin(network)
+    process = network.participants["c"]
+    parts = children(process.pid)
+    os.kill(parts["guard"], signal.SIGKILL)
+    wait_for(lambda: not process.alive, "the launcher's end")
+    assert process.status == -signal.SIGKILL
+    wait_for(lambda: gone(parts["front"]), "the front's end")
+    network.start("c")
+    _finished(network, key)
+
+
+def test_a_launcher_that_is_killed_leaves_nobody_behind(network: Processes) -> None:
+    key = _begin(network)
+    process = network.participants["c"]
+    parts = children(process.pid)
+    process.kill()
+    wait_for(lambda: all(map(gone, parts.values())), "everybody's end")
+    network.start("c")  # it gets the state's lock
+    _finished(network, key)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_site_in_processes_stops_as_one(network: Processes, number: signal.Signals) -> None:
+    """Also where all of them are signalled, as a terminal and systemd do: the front waits for the guard."""
+    network.heal()
+    process = network.participants["a"]
+    parts = children(process.pid)
+    assert {"front", "guard"} <= set(parts) <= {"front", "guard", "reader"}
+    for pid in (*parts.values(), process.pid):
+        os.kill(pid, number)
+    wait_for(lambda: not process.alive, "the end")
+    assert process.status == 0
+    assert all(map(gone, parts.values()))
+    assert "stopped" in (network.directory("a") / "log").read_text().splitlines()[-1]
+
+
+def test_a_front_has_no_file_of_the_sites_open_and_no_variable_of_its_settings(network: Processes) -> None:
+    network.heal()
+    parts = children(network.participants["a"].pid)
+    own = Path("/proc") / str(parts["front"])
+    assert "CapEff:\t0000000000000000" in (own / "status").read_text() or os.getuid() == 0
+    status = dict(line.split(":\t", 1) for line in (own / "status").read_text().splitlines() if ":\t" in line)
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+
+
+# -- a front that was taken over, in this process: what it may say -----------------------------------------------------------
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> TestBed:
+    return make_bed(tmp_path, make_data("abc", 5, 3))
+
+
+class Hijacked:
+    """A front in whose place somebody else answers some requests."""
+
+    def __init__(self, **instead: Callable[[Any], Message]) -> None:
+        self._front, self.instead = Front(), dict(instead)
+        self.asked: list[Inquiry[Any]] = []
+        self.said: list[Message] = []
+
+    def answer(self, request: Inquiry[Any]) -> Message:
+        self.asked.append(request)
+        other = self.instead.get(type(request).__name__)
+        self.said.append(self._front.answer(request) if other is None else other(request))
+        return self.said[-1]
+
+
+def _channel(bed: TestBed, hijacked: Hijacked, address: str) -> SiteChannel:
+    site = bed.sites["a"]
+    site.config = site.config.model_copy(update={"coordinator": address})
+    channel = SiteChannel(Direct(hijacked.answer, told), site.credentials, site.clock)
+    channel.dial(site.config.route)
+    return channel
+
+
+def test_a_front_cannot_show_a_greeting_again(bed: TestBed) -> None:
+    """The challenge is the guard's own and another each time."""
+    hijacked = Hijacked()
+    with running_server(bed) as (_, address):
+        channel = _channel(bed, hijacked, address)
+        channel.hello()
+        former = hijacked.said[-1]
+        hijacked.instead["Hello"] = lambda _: former
+        with pytest.raises(HostileInput):
+            channel.greet_again()
+        hellos = [item.challenge for item in hijacked.asked if isinstance(item, says.Hello)]
+        assert len(set(hellos)) == len(hellos) == 2
+        channel.hang()
+
+
+def test_a_front_cannot_give_a_session_another_certificate_or_name(bed: TestBed) -> None:
+    """Of a coordinator whose key it lacks, of another role whose key it has, or by a name in words."""
+    hijacked = Hijacked()
+    own = bed.sites["a"].credentials
+    with running_server(bed) as (_, address):
+        channel = _channel(bed, hijacked, address)
+        channel.hello()
+        honest = hijacked.said[-1]
+        assert isinstance(honest, says.HelloReply)
+        for certificate, signature in (
+            (own.identity.certificate, honest.signature),
+            (bed.sites["b"].credentials.identity.certificate, honest.signature),
+            (honest.certificate, b""),
+            (honest.certificate, own.signing_key.sign(says_label(), bytes(32))),
+        ):
+            forged = says.HelloReply(
+                version=honest.version, now=honest.now, coordinator="x", certificate=certificate, signature=signature
+            )
+            hijacked.instead["Hello"] = lambda _, forged=forged: forged
+            with pytest.raises(HostileInput):
+                channel.hello()
+        del hijacked.instead["Hello"]
+        channel.hello()
+        assert channel.coordinator == bed.hub.credentials.identity.name
+        channel.hang()
+
+
+def says_label() -> Any:
+    from veilsum_node.identity import Label
+
+    return Label.HELLO
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (says.Came(directive=b"\xff"), HostileInput),
+        (says.Came(directive=b"\x12\x42" + bytes(66)), HostileInput),
+        (says.Acknowledged(), UndeliveredError),
+        (CallFailedError(says.Failed(status=16, details="words\x1b[2J")), UndeliveredError),
+        (CallFailedError(says.Failed()), UndeliveredError),
+        (BrokenError("gone"), UndeliveredError),
+        (ArithmeticError(), UndeliveredError),
+    ],
+)
+def test_what_a_front_says_of_directives_is_one_or_ends_the_session(bed: TestBed, answer: Any, error: type[Exception]) -> None:
+    def said(_: object) -> Message:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    hijacked = Hijacked(Dial=lambda _: says.Acknowledged(), Work=lambda _: says.Acknowledged(), Next=said)
+    channel = _channel(bed, hijacked, "localhost:1")
+    with pytest.raises(error) as raised:
+        next(channel.directives(bytes(16)))
+    assert str(raised.value).isprintable()
+
+
+def test_a_front_that_holds_on_to_a_call_for_ever_is_given_up_and_the_site_goes_on(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the session, keeps a worker's call, and would keep the study's next session waiting for it."""
+    monkeypatch.setattr(client_module, "HANG_SECONDS", 0.0)
+    monkeypatch.setattr(client_module, "TICK_SECONDS", 0.05)
+    asked, never = threading.Event(), threading.Event()
+
+    def holds(_: Any) -> Message:
+        asked.set()
+        never.wait(PATIENCE)
+        return says.Acknowledged()
+
+    def over(request: Any) -> Message:
+        return says.Came(over=1) if asked.is_set() else hijacked._front.answer(request)
+
+    hijacked = Hijacked(Enrol=holds, Next=over)
+    ours, theirs = pair()
+    arguments = (FramedSocket(theirs), says.REQUESTS, hijacked.answer, told)
+    serving = threading.Thread(target=serve, args=arguments, kwargs={"at_once": (says.Hang,)}, daemon=True)
+    serving.start()
+    taken_over = Caller(FramedSocket(ours), says.Failed)
+    fronts: list[Peer] = [taken_over]
+    site = bed.sites["a"]
+    with running_server(bed) as (server, address):
+        site.config = site.config.model_copy(update={"coordinator": address})
+        client = client_module.Client(site, lambda: fronts.pop() if fronts else in_process())
+        running = threading.Thread(target=client.run, daemon=True)
+        running.start()
+        wait_for(lambda: "a" in server.hub.sessions and server.hub.sessions["a"].connected, "the session")
+        with connect(address, bed.analyst, bed.kit.analyst.identity, bed.clock()) as remote:
+            key = remote.submit(bed.compile(make_request(schema_of(3), epsilon=None)), bed.analyst)
+        wait_for(lambda: server.hub.studies[key].machine.seats["a"].enrolment is not None, "the enrolment by another front")
+        assert taken_over.broken
+        never.set()
+        client.stop()
+        running.join(PATIENCE)
+        serving.join(PATIENCE)
+
+
+def test_a_front_is_given_no_key_but_that_of_connections_and_no_record(bed: TestBed) -> None:
+    """What goes to it when a session is dialled: PEM and addresses, nothing of the state."""
+    hijacked = Hijacked(Dial=lambda _: says.Acknowledged())
+    _channel(bed, hijacked, "localhost:1")
+    (dialled,) = hijacked.asked
+    assert isinstance(dialled, says.Dial)
+    own = bed.sites["a"].credentials
+    assert (dialled.key, dialled.certificate) == (own.key_pem, own.certificate_pem)

@@ -1,0 +1,389 @@
+"""Frames between two processes: whatever the other side sends, the guard gets what it asked for or breaks off."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.network import PATIENCE
+from veilsum_node.errors import HostileInput
+from veilsum_participant.boundary import front as says
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct
+from veilsum_participant.boundary.encoding import Inquiry, Message, memory, number, octets
+from veilsum_participant.boundary.framing import (
+    FAILED,
+    INLINE,
+    MOST_CALLS,
+    Caller,
+    FramedSocket,
+    SealedMemory,
+    check_peer,
+    pair,
+    serve,
+)
+
+HEADER = struct.Struct("<2sHIQ")
+PLAIN, IN_MEMORY, BESIDE = b"v0", b"v1", b"v2"
+
+
+@dataclass(frozen=True)
+class Echoed(Message):
+    """What was asked."""
+
+    data: bytes = octets(1, 4 * INLINE)
+    block: SealedMemory | None = memory(4 * INLINE)  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class Echo(Inquiry[Echoed]):
+    """Say the same again."""
+
+    code, answer, most, most_answered, seconds = 100, Echoed, 5 * INLINE, 5 * INLINE, PATIENCE
+    data: bytes = octets(1, 4 * INLINE)
+    fails: int = number(2, 1)
+    block: SealedMemory | None = memory(4 * INLINE)  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class Soon(Echo):
+    """The same, for which nobody waits long."""
+
+    code, seconds = 101, 0.2
+
+
+def echo(request: Inquiry[Any]) -> Message:
+    assert isinstance(request, Echo)
+    if request.fails:
+        raise ArithmeticError("with words that stay here")
+    return Echoed(request.data, request.block)
+
+
+def told(error: Exception) -> says.Failed:
+    return says.Failed(status=2, details=type(error).__name__)
+
+
+@contextmanager
+def served(**named: Any) -> Iterator[Caller]:
+    """Who asks, and who answers in a thread."""
+    ours, theirs = pair()
+    thread = threading.Thread(target=serve, args=(FramedSocket(theirs), (Echo, Soon), echo, told), kwargs=named, daemon=True)
+    thread.start()
+    caller = Caller(FramedSocket(ours), says.Failed)
+    try:
+        yield caller
+    finally:
+        caller.close()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def descriptors() -> set[str]:
+    """What is open in this process."""
+    gc.collect()
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+        except OSError:  # the directory's own
+            continue
+    return found
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 7, INLINE - 8, INLINE, INLINE + 1, 3 * INLINE]), st.booleans()), max_size=6))
+def test_calls_of_many_threads_get_their_own_answers(asked: list[tuple[int, bool]]) -> None:
+    """Of every size, in the datagram and in memory, with a block beside and without."""
+    with served() as caller:
+        found: dict[int, object] = {}
+
+        def call(place: int, size: int, beside: bool) -> None:
+            data = bytes([place]) * size
+            block = SealedMemory.of(data, b"!") if beside else None
+            answer = caller.call(Echo(data, block=block))
+            shown = None if answer.block is None else bytes(answer.block.view())
+            found[place] = (answer.data == data, shown == (data + b"!" if beside else None))
+
+        threads = [threading.Thread(target=call, args=(place, *item)) for place, item in enumerate(asked)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert found == dict.fromkeys(range(len(asked)), (True, True))
+
+
+def test_a_fault_comes_over_as_a_message_and_the_next_call_goes_on() -> None:
+    for peer in (Direct(echo, told), None):
+        with served() as caller:
+            asked = peer or caller
+            with pytest.raises(CallFailedError) as raised:
+                asked.call(Echo(fails=1))
+            assert raised.value.failure == says.Failed(status=2, details="ArithmeticError")
+            assert asked.call(Echo(b"on")).data == b"on"
+
+
+def test_a_request_beyond_its_bounds_is_not_sent_and_breaks_nothing() -> None:
+    for peer in (Direct(echo, told), None):
+        with served() as caller:
+            asked = peer or caller
+            with pytest.raises(HostileInput, match=r"Echo\.data"):
+                asked.call(Echo(bytes(4 * INLINE + 1)))
+            assert asked.call(Echo(b"on")).data == b"on"
+
+
+def test_an_answer_beyond_its_bounds_is_a_failure_of_who_answers() -> None:
+    ours, theirs = pair()
+    answering = threading.Thread(
+        target=serve, args=(FramedSocket(theirs), (Echo,), lambda _: Echoed(bytes(5 * INLINE)), told), daemon=True
+    )
+    answering.start()
+    caller = Caller(FramedSocket(ours), says.Failed)
+    with pytest.raises(CallFailedError):
+        caller.call(Echo())
+    caller.close()
+    answering.join(PATIENCE)
+
+
+def frame(code: int, call: int, body: bytes = b"", *, magic: bytes = PLAIN, size: int | None = None) -> bytes:
+    return HEADER.pack(magic, code, call, len(body) if size is None else size) + body
+
+
+def unsealed(data: bytes) -> int:
+    descriptor = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, data)
+    return descriptor
+
+
+def plain_file(data: bytes) -> int:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def sealed(data: bytes) -> int:
+    made = SealedMemory.of(data)
+    return os.dup(made.descriptor)
+
+
+RIGHT = Echoed(b"right").to_bytes()
+LONG = Echoed(bytes(INLINE + 1)).to_bytes()
+
+HOSTILE: dict[str, Callable[[int, int], list[tuple[bytes, list[int]]]]] = {
+    "nothing of a header": lambda code, call: [(b"v", [])],
+    "a header cut off": lambda code, call: [(frame(code, call)[:-1], [])],
+    "another magic": lambda code, call: [(frame(code, call, RIGHT, magic=b"v9"), [])],
+    "a body cut off": lambda code, call: [(frame(code, call, RIGHT)[:-1], [])],
+    "more than it says": lambda code, call: [(frame(code, call, RIGHT) + b"\x00", [])],
+    "a size that is not there": lambda code, call: [(frame(code, call, RIGHT, size=2**63), [])],
+    "longer than a datagram": lambda code, call: [(frame(code, call, bytes(INLINE + 1)), [])],
+    "a number that nobody waits for": lambda code, call: [(frame(code, call + 1, RIGHT), [])],
+    "no number": lambda code, call: [(frame(code, 0, RIGHT), [])],
+    "another answer": lambda code, call: [(frame(code + 1, call, RIGHT), [])],
+    "no answer that there is": lambda code, call: [(frame(0, call, RIGHT), [])],
+    "another message": lambda code, call: [(frame(code, call, b"\x10\x01"), [])],
+    "garbage": lambda code, call: [(frame(code, call, b"\xff" * 20), [])],
+    "a failure that is none": lambda code, call: [(frame(FAILED, call, b"\x08\x7f"), [])],
+    "a failure that is too long": lambda code, call: [(frame(FAILED, call, b"\x12\x81\x10" + b"a" * 2049), [])],
+    "memory that is not sealed": lambda code, call: [(frame(code, call, magic=IN_MEMORY, size=len(LONG)), [unsealed(LONG)])],
+    "a file": lambda code, call: [(frame(code, call, magic=IN_MEMORY, size=len(LONG)), [plain_file(LONG)])],
+    "a device": lambda code, call: [(frame(code, call, magic=IN_MEMORY, size=1), [os.open("/dev/zero", os.O_RDONLY)])],
+    "memory of another size": lambda code, call: [(frame(code, call, magic=IN_MEMORY, size=len(LONG) + 1), [sealed(LONG)])],
+    "memory that is too large": lambda code, call: [
+        (frame(code, call, magic=IN_MEMORY, size=6 * INLINE), [sealed(bytes(6 * INLINE))])
+    ],
+    "memory that is not there": lambda code, call: [(frame(code, call, magic=IN_MEMORY, size=len(LONG)), [])],
+    "memory that is not announced": lambda code, call: [(frame(code, call, RIGHT), [sealed(b"x")])],
+    "memory and a body": lambda code, call: [(frame(code, call, RIGHT, magic=IN_MEMORY), [sealed(RIGHT)])],
+    "three descriptors": lambda code, call: [(frame(code, call, RIGHT, magic=b"v3"), [sealed(b"x") for _ in range(3)])],
+    "many descriptors": lambda code, call: [(frame(code, call, RIGHT), [sealed(b"x") for _ in range(60)])],
+    "a block that is too large": lambda code, call: [
+        (frame(code, call, RIGHT, magic=BESIDE), [sealed(bytes(4 * INLINE + 1))])
+    ],
+    "an end": lambda code, call: [],
+}
+
+
+def answered(how: list[tuple[bytes, list[int]]], line: socket.socket) -> None:
+    for data, passed in how:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(passed)}i", *passed))] if passed else []
+        line.sendmsg([data], rights)
+        for descriptor in passed:
+            os.close(descriptor)
+    line.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_what_is_no_answer_ends_the_connection(how: str) -> None:
+    """The call that waits, one beside it and all that come later; nothing stays open."""
+    before = descriptors()
+    ours, theirs = pair()
+    caller = Caller(FramedSocket(ours), says.Failed)
+    ended: list[str] = []
+
+    def call() -> None:
+        with pytest.raises(BrokenError):
+            caller.call(Echo())
+        ended.append(how)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    calls = [HEADER.unpack_from(theirs.recv(1 << 16))[1:3] for _ in threads]
+    answered(HOSTILE[how](calls[0][0], calls[0][1] if "nobody" not in how else max(calls)[1]), theirs)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(ended) == 2
+    assert caller.broken
+    with pytest.raises(BrokenError):
+        caller.call(Echo())
+    theirs.close()
+    for thread in [item for item in threading.enumerate() if item.name == "boundary"]:
+        thread.join(PATIENCE)
+    assert descriptors() <= before
+
+
+def test_a_second_answer_ends_the_connection() -> None:
+    ours, theirs = pair()
+    caller = Caller(FramedSocket(ours), says.Failed)
+    got: list[Echoed] = []
+    thread = threading.Thread(target=lambda: got.append(caller.call(Echo())))
+    thread.start()
+    _, code, call, _ = HEADER.unpack_from(theirs.recv(1 << 16))
+    theirs.send(frame(code, call, RIGHT))
+    thread.join(PATIENCE)
+    assert got == [Echoed(b"right")]
+    assert not caller.broken
+    theirs.send(frame(code, call, RIGHT))
+    with pytest.raises(BrokenError, match="nobody waits"):
+        caller.call(Echo())
+    theirs.close()
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_no_answer_in_time_ends_the_connection_and_every_call_on_it(closes: bool) -> None:
+    ours, theirs = pair()
+    caller = Caller(FramedSocket(ours), says.Failed)
+    ended = threading.Event()
+
+    def long() -> None:
+        with pytest.raises(BrokenError):
+            caller.call(Echo())
+        ended.set()
+
+    threading.Thread(target=long).start()
+    theirs.recv(1 << 16)
+    if closes:
+        threading.Timer(0.05, caller.close).start()
+    with pytest.raises(BrokenError, match="closed" if closes else "Soon was not answered within 0 s"):
+        caller.call(Soon())
+    assert ended.wait(PATIENCE)
+    theirs.close()
+
+
+def test_who_reads_nothing_holds_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veilsum_participant.boundary.framing.SEND_SECONDS", 1)
+    ours, theirs = pair()
+    caller = Caller(FramedSocket(ours), says.Failed)
+    ended: list[bool] = []
+
+    def call() -> None:
+        with pytest.raises(BrokenError):
+            caller.call(Echo(bytes(INLINE - 64)))
+        ended.append(True)
+
+    threads = [threading.Thread(target=call) for _ in range(20)]  # more than the socket takes
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(ended) == 20
+    theirs.close()
+
+
+def test_no_more_calls_wait_than_may() -> None:
+    ours, theirs = pair()
+    caller = Caller(FramedSocket(ours), says.Failed)
+
+    def call() -> None:
+        with pytest.raises(BrokenError):
+            caller.call(Echo())
+
+    threads = [threading.Thread(target=call) for _ in range(MOST_CALLS)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        theirs.recv(1 << 16)
+    with pytest.raises(HostileInput, match="More calls"):
+        caller.call(Echo())
+    caller.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    theirs.close()
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.binary(max_size=80), st.booleans())
+def test_any_bytes_are_the_right_answer_or_the_end(data: bytes, framed: bool) -> None:
+    ours, theirs = pair()
+    caller = Caller(FramedSocket(ours), says.Failed)
+    found: list[object] = []
+
+    def call() -> None:
+        try:
+            found.append(caller.call(Echo()))
+        except (BrokenError, CallFailedError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    _, code, number_, _ = HEADER.unpack_from(theirs.recv(1 << 16))
+    theirs.send(frame(code, number_, data) if framed else data or b"\x00")
+    theirs.close()
+    thread.join(PATIENCE)
+    (last,) = found
+    assert isinstance(last, BrokenError) or (isinstance(last, Echoed) and last.to_bytes() and framed) or last == Echoed()
+
+
+@pytest.mark.parametrize("data", [b"\x00", frame(99, 1), frame(100, 1, b"\xff"), frame(100, 1, b"\x10\x02")])
+def test_who_answers_ends_at_what_is_no_request(data: bytes) -> None:
+    ours, theirs = pair()
+    ours.send(data)
+    with pytest.raises(HostileInput):
+        serve(FramedSocket(theirs), (Echo,), echo, told)
+    assert ours.recv(16) == b""
+    ours.close()
+
+
+def test_sealed_memory_cannot_be_changed() -> None:
+    made = SealedMemory.of(b"as", memoryview(b" it is"))
+    assert (bytes(made.view()), made.size) == (b"as it is", 8)
+    for change in (lambda: os.pwrite(made.descriptor, b"x", 0), lambda: os.ftruncate(made.descriptor, 1)):
+        with pytest.raises(PermissionError):
+            change()
+    view = made.view()
+    with pytest.raises(TypeError):
+        view[0] = 1
+    made.close()
+    assert bytes(view) == b"as it is"
+    assert bytes(SealedMemory.of().view()) == b""
+
+
+def test_who_is_on_the_other_side_is_checked() -> None:
+    ours, theirs = pair()
+    assert check_peer(ours, os.getuid()) == os.getpid()
+    with pytest.raises(HostileInput):
+        check_peer(ours, os.getuid() + 1)
+    ours.close()
+    theirs.close()

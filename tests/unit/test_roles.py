@@ -1,0 +1,175 @@
+"""What each process may reach follows from the configuration, and from nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veilsum_node.process.confinement import Bounds, Offered, reach_fault
+from veilsum_node.transport.route import Proxy, Route
+from veilsum_participant import roles
+from veilsum_participant.checks import CheckOutcome, site_check
+from veilsum_participant.config import ParticipantConfig
+
+FILE = {"path": Path("/srv/records/a.csv")}
+QUERY = {"source": "sql", "query": "select 1", "columns": ("a",), "joined": False}
+
+
+def config(datasets: dict[str, Any] | None = None, **more: Any) -> ParticipantConfig:
+    fields = {"identity": Path("/srv/site/identity"), "state": Path("/srv/state/participant.db"), **more}
+    return ParticipantConfig.model_validate(
+        {"coordinator": "coordinator.example:8461", "datasets": datasets or {"records": FILE}, **fields}
+    )
+
+
+def test_the_front_dials_one_port_beside_names_and_has_no_file() -> None:
+    way = Route("coordinator.example:8461")
+    assert roles.front(config(), way) == Bounds(
+        network=True,
+        dial=(53, 8461),
+        apart=(*map(Path, ("/srv/site/identity", "/srv/state/participant.db", "/srv/records/a.csv")),),
+    )
+    through = Route("coordinator.example:8461", Proxy("proxy.example:3128"))
+    assert roles.front(config(), through).dial == (53, 3128)
+    assert roles.front(config(metrics={"listen": "127.0.0.1:9465"}), way).listen == ()
+
+
+def test_the_guard_has_no_network_and_writes_its_state_alone(tmp_path: Path) -> None:
+    found = roles.guard(
+        config(state=tmp_path / "state" / "participant.db", policy={"directory": Path("/srv/site/directory.json")})
+    )
+    assert (found.network, found.local, found.forks, found.dial, found.listen) == (False, False, False, (), ())
+    assert found.write == (tmp_path / "state",)
+    assert set(found.read) == {Path("/srv/site/identity"), Path("/srv/site")}
+
+
+def test_keys_that_are_handed_over_by_links_are_read_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "identity").mkdir()
+    (tmp_path / "credentials" / "key.pem").touch()
+    (tmp_path / "identity" / "key.pem").symlink_to(tmp_path / "credentials" / "key.pem")
+    made = config(identity=tmp_path / "identity")
+    assert tmp_path / "credentials" in roles.guard(made).read
+    for bounds in (roles.front(made, made.route), roles.reader(made, "records"), roles.torch_worker(made)):
+        assert {tmp_path / "credentials", tmp_path / "identity"} <= set(bounds.apart)
+
+
+@pytest.mark.parametrize(
+    ("offered", "read"),
+    [
+        (FILE, ["/srv/records/a.csv"]),
+        ({"path": Path("/srv/records/parts/*.parquet")}, ["/srv/records/parts"]),
+        ({"path": Path("/srv/records/20[0-9]?/x.parquet")}, ["/srv/records"]),
+        ({**FILE, "images": {"folder": Path("/srv/scans"), "shape": (1, 8, 8)}}, ["/srv/records/a.csv", "/srv/scans"]),
+        (
+            {**QUERY, "files": {"a": Path("/srv/a.csv"), "b": Path("/srv/b/*.json")}, "misses_file": Path("/srv/m.sql")},
+            ["/srv/a.csv", "/srv/b", "/srv/m.sql"],
+        ),
+        (
+            {**QUERY, "dsn": "sqlite:////srv/x.db"},
+            ["/srv/x.db", "/srv/x.db-wal", "/srv/x.db-shm", "/srv/x.db-journal"],
+        ),
+    ],
+)
+def test_a_reader_of_files_has_these_files_and_no_network(offered: dict[str, Any], read: list[str]) -> None:
+    found = roles.reader(config({"records": offered, "others": {"path": Path("/srv/others.csv")}}), "records")
+    assert [str(path) for path in found.read] == read
+    assert (found.network, found.local, found.dial, found.write) == (False, False, (), ())
+    assert Path("/srv/others.csv") in found.apart
+
+
+@pytest.mark.parametrize(
+    ("url", "dial", "local"),
+    [
+        ("postgresql://u:p@db.example/x", (53, 5432), False),
+        ("postgresql://u:p@db.example:6432/x", (53, 6432), False),
+        ("postgresql://u@one:6432,two:6433/x", (53, 6432, 6433), False),
+        ("postgresql://u@one:6432,two/x", (53, 5432, 6432), False),
+        ("postgresql:///x?host=db.example&port=7000", (53, 5432, 7000), False),
+        ("postgresql:///x?host=/run/postgresql", (53, 5432), True),
+        ("postgresql:///x", (53, 5432), True),
+        ("mysql+pymysql://u:p:q@db.example/x", (53, 3306), False),
+        ("firebird://db.example/x", None, True),
+    ],
+)
+def test_a_reader_of_a_database_dials_its_port(url: str, dial: tuple[int, ...] | None, local: bool) -> None:
+    found = roles.reader(config({"records": {**QUERY, "dsn": url}}), "records")
+    assert (found.dial, found.local, found.network) == (dial, local, True)
+    assert found.read == ()
+
+
+def test_the_url_in_a_file_counts(tmp_path: Path) -> None:
+    (tmp_path / "dsn").write_text("postgresql://db.example:6432/x\n")
+    (tmp_path / "dsn").chmod(0o600)
+    found = roles.reader(config({"records": {**QUERY, "dsn_file": tmp_path / "dsn"}}), "records")
+    assert found.dial == (53, 6432)
+    assert found.read == (tmp_path / "dsn",)
+
+
+@pytest.mark.parametrize(
+    ("store", "dial"),
+    [
+        ({"endpoint": "https://store.example:9000", "key_file": Path("/srv/keys")}, (53, 9000)),
+        ({"key_file": Path("/srv/keys")}, (53, 443)),
+        ({}, (53, 80, 443)),
+    ],
+)
+def test_a_reader_of_a_store_dials_that(store: dict[str, Any], dial: tuple[int, ...]) -> None:
+    found = roles.reader(config({"records": {"s3": {"url": "s3://bucket/key", **store}}}), "records")
+    assert (found.dial, found.local) == (dial, False)
+    assert found.read == ((Path("/srv/keys"),) if "key_file" in store else (Path("~/.aws").expanduser(),))
+
+
+def test_networks_have_encoders_and_devices_and_nothing_else() -> None:
+    found = roles.torch_worker(config(encoders={"e": {"path": Path("/srv/encoders/e.pt")}}))
+    assert found.read == (Path("/srv/encoders/e.pt"),)
+    assert (found.network, found.write, found.devices, found.alters, found.forks) == (False, (), (), False, False)
+    assert {Path("/srv/records/a.csv"), Path("/srv/site/identity"), Path("/srv/state/participant.db")} <= set(found.apart)
+
+
+def test_variables_that_may_hold_secrets_are_kept_from_processes() -> None:
+    given = {
+        "PATH": "/bin",
+        "VEILSUM__DATASETS__A__DSN": "postgresql://u:p@x",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "PGPASSWORD": "p",
+    }
+    given |= {"https_proxy": "http://u:p@proxy:1", "GITHUB_TOKEN": "t"}
+    assert roles.environment(given) == {"PATH": "/bin"}
+    assert roles.environment(given, stores=True) == {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "s", "PGPASSWORD": "p"}
+
+
+def test_records_beside_keys_are_within_reach_and_records_in_their_own_folder_are_not(tmp_path: Path) -> None:
+    near = config({"records": {"path": tmp_path / "*.parquet"}}, identity=tmp_path / "identity")
+    assert reach_fault(roles.reader(near, "records")) is not None
+    apart = config({"records": {"path": tmp_path / "data" / "*.parquet"}}, identity=tmp_path / "identity")
+    assert reach_fault(roles.reader(apart, "records")) is None
+
+
+@pytest.mark.parametrize(
+    ("isolation", "offered", "status", "said"),
+    [
+        ("processes", Offered(True, True, 7), CheckOutcome.OK, "version 7 of Landlock"),
+        ("processes", Offered(True, True, 2), CheckOutcome.WARNING, "ports of TCP are not restricted"),
+        ("processes", Offered(True, True, 0), CheckOutcome.FAILED, "no Landlock"),
+        ("none", Offered(True, True, 7), CheckOutcome.WARNING, 'isolation = "processes"'),
+        ("none", Offered(True, True, 0), CheckOutcome.WARNING, "cannot"),
+    ],
+)
+def test_the_check_says_what_confines_the_site(
+    isolation: str, offered: Offered, status: CheckOutcome, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_check, "offered", lambda: offered)
+    rows = site_check.SiteCheck(config(isolation=isolation), lambda: 0).run(reach=False)
+    (row,) = [row for row in rows if row.check == "isolation"]
+    assert row.status is status
+    assert said in f"{row.detail} {row.advice}"
+
+
+def test_the_check_fails_where_a_process_would_reach_what_it_must_not(tmp_path: Path) -> None:
+    near = config({"records": {"path": tmp_path / "*.csv"}}, identity=tmp_path / "identity", isolation="processes")
+    rows = [row for row in site_check.SiteCheck(near, lambda: 0).run(reach=False) if row.check == "isolation"]
+    assert [row.status for row in rows] == [CheckOutcome.FAILED]
+    assert str(tmp_path / "identity") in rows[0].detail
