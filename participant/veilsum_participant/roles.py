@@ -40,17 +40,17 @@ UNCONFINED = "one process holds records, keys and the network: whoever takes it 
 
 
 def front(config: ParticipantConfig, way: Route) -> Bounds:
-    """Of the process with the network: it dials the coordinator, or the proxy, and serves the metrics; it has no file."""
+    """Of the process with the network: it dials the coordinator, or the proxy; it has no file, and listens on nothing."""
     dialled = way.address if way.proxy is None else way.proxy.address
-    listens = () if config.metrics is None else (split_host_port(config.metrics.listen, lowest_port=0)[1],)
     ports = tuple(sorted({split_host_port(dialled)[1], NAMES}))
-    return Bounds(
-        network=True, dial=ports, listen=None if 0 in listens else listens, apart=(*_keys(config), *_all_records(config))
-    )
+    return Bounds(network=True, dial=ports, apart=(*_keys(config), *_all_records(config)))
 
 
 def guard(config: ParticipantConfig, path: Path | None = None) -> Bounds:
-    """Of the process with keys and ledger: their folders and the configuration at ``path``, and no network."""
+    """Of the process with keys and ledger: their folders and the configuration at ``path``, and no network.
+
+    Where metrics are served, it takes connections of a socket that it was given, and can make none.
+    """
     read = [config.identity, *_targets(config.identity), *(() if path is None else (path,))]
     if config.policy.directory is not None:  # the operator puts another in its place
         read.append(config.policy.directory.parent)

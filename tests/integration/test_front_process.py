@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ from typing import Any
 import pytest
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
-from support.network import running_server, wait_for
+from support.network import PATIENCE, running_server, wait_for
 from support.processes import Processes, count, running_processes
+from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
-from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct, Peer
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.front.answering import Front, told
+from veilsum_participant.boundary.framing import Caller, FramedSocket, pair, serve
+from veilsum_participant.front.answering import Front, in_process, told
+from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_privacy.ledger.entries import Kind
 
@@ -143,7 +147,7 @@ def test_a_front_has_no_file_of_the_sites_open_and_no_variable_of_its_settings(n
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    return make_bed(tmp_path, make_data("ab"))
+    return make_bed(tmp_path, make_data("abc", 5, 3))
 
 
 class Hijacked:
@@ -240,6 +244,46 @@ def test_what_a_front_says_of_directives_is_one_or_ends_the_session(bed: TestBed
     with pytest.raises(error) as raised:
         next(channel.directives(bytes(16)))
     assert str(raised.value).isprintable()
+
+
+def test_a_front_that_holds_on_to_a_call_for_ever_is_given_up_and_the_site_goes_on(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the session, keeps a worker's call, and would keep the study's next session waiting for it."""
+    monkeypatch.setattr(client_module, "HANG_SECONDS", 0.0)
+    monkeypatch.setattr(client_module, "TICK_SECONDS", 0.05)
+    asked, never = threading.Event(), threading.Event()
+
+    def holds(_: Any) -> Message:
+        asked.set()
+        never.wait(PATIENCE)
+        return says.Acknowledged()
+
+    def over(request: Any) -> Message:
+        return says.Came(over=1) if asked.is_set() else hijacked._front.answer(request)
+
+    hijacked = Hijacked(Enrol=holds, Next=over)
+    ours, theirs = pair()
+    arguments = (FramedSocket(theirs), says.REQUESTS, hijacked.answer, told)
+    serving = threading.Thread(target=serve, args=arguments, kwargs={"at_once": (says.Hang,)}, daemon=True)
+    serving.start()
+    taken_over = Caller(FramedSocket(ours), says.Failed)
+    fronts: list[Peer] = [taken_over]
+    site = bed.sites["a"]
+    with running_server(bed) as (server, address):
+        site.config = site.config.model_copy(update={"coordinator": address})
+        client = client_module.Client(site, lambda: fronts.pop() if fronts else in_process())
+        running = threading.Thread(target=client.run, daemon=True)
+        running.start()
+        wait_for(lambda: "a" in server.hub.sessions and server.hub.sessions["a"].connected, "the session")
+        with connect(address, bed.analyst, bed.kit.analyst.identity, bed.clock()) as remote:
+            key = remote.submit(bed.compile(make_request(schema_of(3), epsilon=None)), bed.analyst)
+        wait_for(lambda: server.hub.studies[key].machine.seats["a"].enrolment is not None, "the enrolment by another front")
+        assert taken_over.broken
+        never.set()
+        client.stop()
+        running.join(PATIENCE)
+        serving.join(PATIENCE)
 
 
 def test_a_front_is_given_no_key_but_that_of_connections_and_no_record(bed: TestBed) -> None:

@@ -223,6 +223,9 @@ def test_processes_that_are_taken_over_reach_nothing_of_the_site_and_a_study_end
             key = processes.submit(processes.compile(make_request(schema_of(3), epsilon=1.0)))
             records = processes.directory(processes.victim) / "data" / "records.npz"
             assert processes.let_loose(decoys) == {"front": [], "reader": [f"read {records}"]}
+            for name, number in processes.others().items():
+                status = Path(f"/proc/{number}/status").read_text()
+                assert ("Seccomp:\t2" in status) == ("NoNewPrivs:\t1" in status) == (name != "launcher"), name
             ended = processes.await_end(key)
             assert ended.phase == "finished", f"{ended}\n{processes.log}"
             assert len(processes.releases(key)) == 1
