@@ -123,7 +123,7 @@ def test_a_program_that_joins_records_is_refused_when_a_site_enrols(
         assert said == "enrol" or answer.codes == (RefusalCode.TASK,)
         assert not bed.sites["a"].ledger.entries(kind=Kind.RESERVE)
         if said == "enrol":
-            assert bed.sites["a"].encoder(named) is not None
+            assert bed.sites["a"].encoder(attack.study) is not None
     assert not read
     assert len(loaded) == 2
 

@@ -100,11 +100,11 @@ class Evaluations:
         broadcast: Mapping[str, Floats],
         mapping: FeatureMap | None,
         most: int = TALL,
-        maps: Mapping[str, OpaqueMap] | None = None,
+        maps: Callable[[], Mapping[str, OpaqueMap]] | None = None,
     ) -> Evaluation:
         """The graph with a broadcast as public arrays, of records as a site has them, in blocks of so many at most.
 
-        ``maps`` are the task's own, where they are not those of :meth:`.RowTask.maps`.
+        ``maps`` gives the task's own once its graph was traced, where they are not those of :meth:`.RowTask.maps`.
         """
         said = blake2b()
         kept = {} if mapping is None or mapping.kept is None else mapping.kept
@@ -121,7 +121,7 @@ class Evaluations:
         if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
             known, agreed = self._graphs, self._agreed
             graph = trace() if known is None or agreed is None else known.of(agreed, traced, trace)
-            own = task.maps(broadcast) if maps is None else maps
+            own = task.maps(broadcast) if maps is None else maps()
             found = {**own, **({} if mapping is None else mapping.maps)}
             self._kept = task, key, Evaluation(graph, found, most)
         return self._kept[2]
@@ -401,7 +401,7 @@ def _add_rows(
     expected = plan.declaration.sampling_rate * plan.task.study.data.max_records
     most = block_of(expected) if isinstance(task, FactorTask) else TALL
     evaluation = (place.evaluations or Evaluations()).of(
-        task, broadcast, mapping, most, _maps_of(plan.task, task, broadcast, place)
+        task, broadcast, mapping, most, lambda: _maps_of(plan.task, task, broadcast, place)
     )
     clip, grid, persons = task.clip(), plan.declaration.grid, task.persons
     if persons is not None and mapping is not None:
