@@ -45,7 +45,8 @@ def test_they_are_those_of_paper_and_pencil(ring: RingParameters, factor: int) -
     key = np.zeros(ring.degree, dtype=np.int64)
     key[1] = factor
     expected = [-factor * (ring.degree - 1), *(factor * place for place in range(ring.degree - 1))]
-    assert IntegerProducts(key, ring).times(row[None])[0].tolist() == [value % ring.prime for value in expected]
+    for kind in (IntegerProducts, KeyProducts):  # the library itself is wrong where the factor is negative
+        assert kind(key, ring).times(row[None])[0].tolist() == [value % ring.prime for value in expected]
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(7, dtype=np.int64), np.full(2048, LARGEST + 1), np.full(2048, -LARGEST - 1)])

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse, StateError
+from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
@@ -75,6 +76,8 @@ class KeyProducts:
         if key.shape != (ring.degree,) or 2 * int(np.abs(key).max()) >= _PLAIN_MODULUS:
             raise Misuse("A key has one short coefficient for each of its ring's degree.")
         self._ring, self._zero = ring, not key.any()
+        # of a key with one term the library takes a negative coefficient for a positive one; no key that is drawn has one
+        self._one = IntegerProducts(key, ring) if np.count_nonzero(key) == 1 else None
         self._context, self._scratch = _context(ring), Scratch()
         self._evaluator = sealapi.Evaluator(self._context)
         self._plain = sealapi.Plaintext()
@@ -87,6 +90,8 @@ class KeyProducts:
         count, degree = polynomials.shape
         if self._zero:
             return np.zeros_like(polynomials)
+        if self._one is not None:
+            return self._one.times(polynomials)
         rows = max(2, count)  # no ciphertext has a single polynomial
         numbers = polynomials.astype("<u8", copy=False).tobytes()
         if count < rows:
