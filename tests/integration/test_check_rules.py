@@ -19,6 +19,7 @@ from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Credentials, Label
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_participant.datasets import Datasets
 from veilsum_participant.observer import SiteObserver, Stage
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.membership import leave_former_studies
@@ -673,7 +674,7 @@ def test_refusals_do_not_depend_on_records(tmp_path: Path, monkeypatch: pytest.M
         with monkeypatch.context() as patched:
             cohort = make_cohort(tmp_path / f"{rows}", rows=rows)
             if fails:
-                patched.setattr(Site, "read", lambda *_: {}["no such column"])
+                patched.setattr(Datasets, "read", lambda *_, **__: {}["no such column"])
             cohort.collect()
             told: list[object] = [[len(piece) for piece in cohort.payloads["a", 1].pieces], len(cohort.row().words or b"")]
             with mortal(0, after=False) as seen:

@@ -20,7 +20,7 @@ import pytest
 from support.federation import DATASET, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary, altered
 from veilsum_node.errors import RefusalCode
-from veilsum_participant.site import Site
+from veilsum_participant.datasets import Datasets
 from veilsum_privacy.computation import contribution
 from veilsum_privacy.ledger import Kind, LedgerReader, write_jsonl
 from veilsum_privacy.ledger.receipts import parse_receipt
@@ -257,7 +257,7 @@ def test_who_guesses_everything_right_does_not_notice(
 def test_a_file_that_cannot_be_read_is_not_told_by_a_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attack = adversary(tmp_path)
     attack.set_up()
-    monkeypatch.setattr(Site, "read", lambda *_: {}["no such column"])
+    monkeypatch.setattr(Datasets, "read", lambda *_, **__: {}["no such column"])
     bodies = attempts(attack, (1, 2))
     one, two = map(release_of, bodies)
     honest: list[Step] = [("free", one, {}), ("reserve", two, {})]

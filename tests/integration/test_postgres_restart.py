@@ -27,7 +27,7 @@ from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.database import open_database
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.session import channel
+from veilsum_participant.front import channel
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_proto.federation_pb2_grpc import StudiesStub

@@ -18,6 +18,7 @@ from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant import site as remembered
+from veilsum_participant.datasets import Datasets
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions, payloads
 from veilsum_participant.protocol.contributions import Contributions
@@ -254,7 +255,7 @@ def test_a_computation_that_fails_is_in_the_sites_own_log_alone(
     site, heard = attack.bed.sites["a"], Heard()
     site.observer = heard
     if fails:
-        monkeypatch.setattr(Site, "read", lambda *_: {}["no such column"])
+        monkeypatch.setattr(Datasets, "read", lambda *_, **__: {}["no such column"])
     assert attack.assign("a", attack.assignment()).call == "upload"
     assert [item.exc_info[0] for item in caplog.records if item.levelname == "ERROR" and item.exc_info] == [KeyError] * fails
     assert heard.failures == fails

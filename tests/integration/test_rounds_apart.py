@@ -17,11 +17,11 @@ from support.federation import DATASET, TestBed, make_bed, make_data, make_reque
 from support.hostile import Adversary
 from veilsum_node.errors import Unavailable
 from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.checks.snapshots import compare_snapshots
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import Datasets
-from veilsum_participant.protocol.contributions import Contributions
-from veilsum_participant.snapshots import compare_snapshots
+from veilsum_participant.protocol import payloads
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_privacy.study.study import Unit
 
@@ -119,13 +119,13 @@ def killed(beds: Any, where: str, memory: int, kill: Killing | None) -> tuple[Ad
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Vectors with their noise, which is the same in every world, as they are masked."""
     seen: list[list[int]] = []
-    real = Contributions._draw
+    real = payloads._draw
 
-    def draw(self: Any, opened: Any, checked: Any, values: Any) -> Any:
+    def draw(site: Any, opened: Any, checked: Any, values: Any) -> Any:
         seen.append(values.tolist())
-        return real(self, opened, checked, values)
+        return real(site, opened, checked, values)
 
-    monkeypatch.setattr(Contributions, "_draw", draw)
+    monkeypatch.setattr(payloads, "_draw", draw)
     return seen
 
 

@@ -21,6 +21,8 @@ from support.forked import FORKS
 from veilsum.local.federation import LocalChannel, LocalFederation, as_directive
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_participant.boundary.encoding import read
+from veilsum_participant.boundary.front import Directive
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_proto import federation_pb2 as pb
@@ -104,7 +106,7 @@ def _main(pipe: Pipe, config: ParticipantConfig, now: int, fatal: int, coordinat
             if work is None:
                 core.expire()
             else:
-                core.handle(as_directive(pb.Directive.FromString(work)), channel)  # type: ignore[arg-type]
+                core.handle(read(work, Directive), channel)  # type: ignore[arg-type]
         except HostileInput:
             pass  # another answer made the directive stale, as a reconnect would show
         pipe.send(("done", None))
@@ -151,10 +153,10 @@ class KillableSite:
         """What a core calls its site: it has the session's nonce."""
         return self
 
-    def handle(self, work: pb.Directive | None, _channel: object = None) -> None:
+    def handle(self, work: pb.Directive | Directive | None, _channel: object = None) -> None:
         """Let the participant act on a directive, or on its own deadlines; if it dies of it, start it anew."""
         try:
-            self._pipe.send(("work", (self._clock.now, None if work is None else work.SerializeToString())))
+            self._pipe.send(("work", (self._clock.now, None if work is None else as_directive(work).to_bytes())))
             self._serve()
         except (EOFError, ConnectionResetError, BrokenPipeError):
             self._process.join()

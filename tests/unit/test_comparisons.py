@@ -44,6 +44,10 @@ EXCUSED = {
     ("node/veilsum_node/config.py", "tag in get_args(field)"): "the tag of a union of types",
     ("coordinator/veilsum_coordinator/protocol/rounds.py", "name not in self.consents"): "whose consent is there",
     ("privacy/veilsum_privacy/results/proof_files.py", "proof.to_bytes() != data"): "a file that was handed out, written anew",
+    (
+        "privacy/veilsum_privacy/results/sum_evidence.py",
+        "(item.study, item.round, item.attempt, item.context, item.challenge, item.sum) != about",
+    ): "what every member of a cohort is told",
     ("privacy/veilsum_privacy/results/former/proof.py", "proof.to_bytes() != data"): "the same",
 }
 """Comparisons of secrets' names that compare no secret, with the reason."""
@@ -68,6 +72,7 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/policy.py": "fingerprints of pins and of verified certificates",
     "participant/veilsum_participant/site.py": "the fingerprint of the site's own key",
     "participant/veilsum_participant/protocol/contributions.py": "the digest of a broadcast, a nonce that everyone is told",
+    "participant/veilsum_participant/protocol/payloads.py": "the state of an attempt",
     "participant/veilsum_participant/protocol/core.py": "digests of studies",
     "participant/veilsum_participant/protocol/membership.py": "digests of studies, fingerprints of verified certificates",
     "participant/veilsum_participant/protocol/openings.py": "digests of what was broadcast",

@@ -350,8 +350,14 @@ def _hostile_archive(data: bytes, what: str) -> tuple[bytes, str]:
         return _with_member(data, name, json.dumps(value).encode(), replace=True)
 
     found = {
-        "library": (_with_member(data, "data/aotinductor/model/model.so", b"\x7fELF"), "no part of a plain exported program"),
-        "opaque object": (_with_member(data, "data/constants/opaque_obj_0", bomb), "no part of a plain exported program"),
+        "library": (
+            _with_member(data, "data/aotinductor/model/model.so", b"\x7fELF"),
+            "does not belong to a plain",
+        ),
+        "opaque object": (
+            _with_member(data, "data/constants/opaque_obj_0", bomb),
+            "does not belong to a plain",
+        ),
         "pickled weight": (replaced("data/weights/model_weights_config.json", config), "pickled objects"),
         "pickled constant": (replaced("data/constants/model_constants_config.json", constants), "pickled objects"),
         "symbolic": (replaced("models/model.json", model), "symbolic"),

@@ -151,7 +151,8 @@ def test_each_party_gets_its_own_files_once(tmp_path: Path) -> None:
         assert credentials.identity.name == name
         assert stat.S_IMODE(places[name].stat().st_mode) == 0o700
     keys = [path for name in places for path in places[name].rglob("key.pem") if name != "authority"]
-    assert len({path.read_bytes() for path in keys}) == len(keys) == 2 * len(roles) - 1  # the analyst has no endpoint
+    # the analyst has no endpoint, and sites have a key for their connections
+    assert len({path.read_bytes() for path in keys}) == len(keys) == 2 * len(roles) - 1 + len(SITES)
     for path in (*keys, *tmp_path.rglob("token"), *tmp_path.rglob("pgpass")):
         mine = path.parent != places["prometheus"]
         assert (stat.S_IMODE(path.stat().st_mode) & 0o077 == 0) == mine, path

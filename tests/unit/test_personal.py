@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from support.commands import veilsum
 from support.federation import schema_of
 from veilsum.api.models import Classifier
-from veilsum_coordinator.parts.application import application, outcome_application
+from veilsum_coordinator.parts.alignment import application, outcome_application
 from veilsum_coordinator.results.released_models import result_model
 from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.applying import personal

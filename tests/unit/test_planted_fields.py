@@ -45,6 +45,8 @@ HARMLESS = re.compile(r"int|float|bool|Path|(pathlib\.)?Path|NoisePlan|FrameSize
 """Types that cannot hold a secret: numbers (seeds of methods are public: they are part of a signed study), places of files,
 descriptions of noise."""
 PUBLIC = {
+    ("ReceiptPart", "payload"): "a digest, which a whole cohort is shown",
+    ("ReceiptPart", "consent"): "the digest of a consent, which a whole cohort is shown",
     ("ConsoleSettings", "url"): "a console's own address, in which nobody's name or password may stand",
     ("Listening", "url"): "the same",
     ("LoginSettings", "url"): "where people log in",

@@ -186,9 +186,9 @@ def optional_octets(index: int, most: int) -> Any:
     return field(default=None, repr=False, metadata={"rule": Rule(index, "octets", most, optional=True)})
 
 
-def text(index: int, most: int) -> Any:
-    """A field of text, of at most so many bytes in UTF-8."""
-    return field(default="", metadata={"rule": Rule(index, "text", most)})
+def text(index: int, most: int, *, shown: bool = True) -> Any:
+    """A field of text, of at most so many bytes in UTF-8; one that is not ``shown`` stands in no representation."""
+    return field(default="", repr=shown, metadata={"rule": Rule(index, "text", most)})
 
 
 def one(index: int, of: type[Message]) -> Any:

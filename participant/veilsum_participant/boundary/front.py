@@ -353,7 +353,7 @@ class Dial(Inquiry[Acknowledged]):
     address: str = text(1, 512)
     proxy: str = text(2, 512)
     proxy_user: str = text(3, 1024)
-    proxy_password: str = text(4, SMALL)
+    proxy_password: str = text(4, SMALL, shown=False)
     roots: bytes = octets(5, 64 * SMALL)
     authority: bytes = octets(6, 2 * SMALL)
     certificate: bytes = octets(7, 2 * SMALL)
