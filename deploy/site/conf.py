@@ -87,7 +87,7 @@ myst_heading_anchors = 6
 nitpicky = True
 nitpick_ignore_regex = [  # types in signatures: of other packages, and of modules that are not public
     ("py:.*", r"(?!veilsum\.[A-Z]).+\..+"),
-    ("py:class", "DatasetSchema|Path|Question|StudyInfo|StudyRequest"),
+    ("py:class", "DatasetSchema|Path|Personal|Question|StudyInfo|StudyRequest"),
 ]
 
 autodoc_typehints = "signature"

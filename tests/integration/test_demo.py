@@ -25,6 +25,7 @@ from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.demo.directory import MARKER, claim
 from veilsum_deploy.demo.hospitals import HOSPITALS, packaged_hospitals
 from veilsum_node.errors import StateError
+from veilsum_node.process.confinement import offered
 from veilsum_participant.data import load_records
 from veilsum_participant.ledgers import open_source
 from veilsum_privacy.ledger import Kind
@@ -242,6 +243,23 @@ def test_a_demo_that_ends_early_leaves_no_process(tmp_path: Path, number: signal
         started.send_signal(number)
         assert started.wait(PATIENCE) != 0
     wait_for(lambda: running(parties) == [], "the end of all processes")
+
+
+@pytest.mark.system
+def test_the_demo_runs_confined(tmp_path: Path) -> None:
+    """Every hospital as processes that are confined: studies, a hospital that is killed, ledgers and proofs as ever."""
+    if not offered().enough:
+        pytest.skip("this kernel cannot confine processes")
+    done = subprocess.run(
+        [*DEMO, "--confined", "--directory", str(tmp_path / "demo"), "--json"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(ledger["entries"] > 10 for ledger in found["dossiers"].values())
+    for site in HOSPITALS:
+        log = (tmp_path / "demo" / "participants" / site / "participant.log").read_text()
+        assert "reader: dataset breast-cancer is read" in log
+        assert "one process holds records, keys and the network" not in log
 
 
 @pytest.mark.system

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,10 @@ def demo(
             "--interrupt", help="Site that is killed in every study of ten rounds or more, and comes back. Needs --study."
         ),
     ] = None,
+    confined: Annotated[
+        bool,
+        typer.Option("--confined", help='Run every hospital as processes that are confined, as isolation = "processes" does.'),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a federation on this machine: a coordinator and four hospitals as real processes over mutual TLS."""
@@ -45,11 +50,12 @@ def demo(
         raise Misuse("--study runs on your own data.", "State --data as well.")
     if interrupt is not None and not study:
         raise Misuse("--interrupt is for your own studies.", "State --study as well.")
+    isolation = "processes" if confined else "none"
     started = time.monotonic()
     load()
     with loading():  # beside what the server loads
         from veilsum.cli.display import show_progress
-        from veilsum_deploy.demo.directory import claim
+        from veilsum_deploy.demo.directory import DEMO_TERMS, claim
         from veilsum_deploy.demo.findings import findings
         from veilsum_deploy.demo.hospitals import folder_hospitals, packaged_hospitals
         from veilsum_deploy.demo.report import print_findings, print_studies
@@ -60,9 +66,10 @@ def demo(
         with show_progress() as progress:
             hospitals = packaged_hospitals() if data is None else folder_hospitals(data, schema, trains=not study)
             if study:
-                found = run_own_studies(claimed, hospitals, study, progress, lambda: int(time.time()), interrupt)
+                found = run_own_studies(claimed, hospitals, study, progress, lambda: int(time.time()), interrupt, isolation)
             else:
-                trial = run_trial(claimed, hospitals, progress, lambda: int(time.time()))
+                terms = replace(DEMO_TERMS, isolation=isolation)
+                trial = run_trial(claimed, hospitals, progress, lambda: int(time.time()), terms)
                 found = findings(trial, claimed, time.monotonic() - started)
         if as_json:
             print_json(found)

@@ -34,6 +34,7 @@ class Terms:
     Attributes:
         budget: epsilon of its budget.
         max_epsilon: of one study.
+        isolation: ``processes`` to run every hospital as processes that are confined, ``none`` as one.
     """
 
     budget: float
@@ -41,6 +42,7 @@ class Terms:
     methods: tuple[str, ...]
     noise: tuple[str, ...] = ("distributed",)
     disclosures: tuple[str, ...] = ("joint",)
+    isolation: str = "none"
 
 
 DEMO_TERMS = Terms(BUDGET, LARGEST_EPSILON, ("statistics", "fedcgs"))
@@ -97,6 +99,7 @@ def configure_participants(
         data = next((party.directory / "data").iterdir()).relative_to(party.directory)
         columns = hospitals.sites[party.name].schema.file_columns
         (party.directory / "participant.toml").write_text(
+            f"isolation = {_text(terms.isolation)}\n"
             f'coordinator = {_text(address)}\nidentity = "identity"\nstate = "participant.db"\n\n'
             f"[datasets.{_text(dataset)}]\npath = {_text(str(data))}\ncolumns = {_texts(columns)}\n\n"
             f"[budgets.{_text(dataset)}]\nepsilon = {terms.budget}\ndelta = {DELTA}\n\n"

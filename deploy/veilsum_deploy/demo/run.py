@@ -188,13 +188,18 @@ class Trial:
         return [self.statistics, *self.trained.values(), *([self.survived] if self.survived else [])]
 
 
-def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: Callable[[], int]) -> Trial:
+def run_trial(
+    directory: Path, hospitals: Hospitals, progress: Progress, clock: Callable[[], int], terms: Terms = DEMO_TERMS
+) -> Trial:
     """Run the demo in a claimed directory; no process of it is left when this returns or raises.
+
+    Args:
+        terms: what every hospital agrees to.
 
     Raises:
         StateError: a process or a study failed.
     """
-    with running(directory, hospitals, progress, clock) as (analyst, sites):
+    with running(directory, hospitals, progress, clock, terms) as (analyst, sites):
         trial = _run_studies(analyst, sites, progress)
     progress("Writing dossiers", 0.98)
     trial.dossiers = write_dossiers(trial.kit, clock)

@@ -82,6 +82,7 @@ def run_own_studies(
     progress: Progress,
     clock: Callable[[], int],
     interrupted: str | None = None,
+    isolation: str = "none",
 ) -> dict[str, Any]:
     """Run the studies one after the other in a claimed directory. Returns the findings as plain values.
 
@@ -92,6 +93,7 @@ def run_own_studies(
         progress: told what is being done.
         clock: Unix seconds.
         interrupted: hospital that is killed and started again in every study of ten rounds or more; None for none.
+        isolation: of every hospital.
 
     Raises:
         Misuse: no hospital has that name.
@@ -100,9 +102,8 @@ def run_own_studies(
     """
     started = time.monotonic()
     requests = read_requests(paths, hospitals)
-    terms = Terms(
-        LARGEST_STUDY * len(requests), LARGEST_STUDY, tuple(METHODS), ("distributed", "local"), ("joint", "per-site")
-    )
+    noise, disclosures = ("distributed", "local"), ("joint", "per-site")
+    terms = Terms(LARGEST_STUDY * len(requests), LARGEST_STUDY, tuple(METHODS), noise, disclosures, isolation)
     if interrupted is not None and interrupted not in hospitals.sites:
         raise Misuse(f"No site is called {interrupted!r}.", did_you_mean(interrupted, hospitals.sites))
     rows: list[dict[str, Any]] = []
