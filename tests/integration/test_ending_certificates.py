@@ -83,6 +83,7 @@ def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     return Federation(tmp_path, monkeypatch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("noticed", [False, True])
 @pytest.mark.parametrize("renewed", RENEWED)
 @pytest.mark.parametrize("who", ["a", "c"])

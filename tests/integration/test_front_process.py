@@ -68,6 +68,7 @@ def _begin(network: Processes) -> bytes:
     return key
 
 
+@pytest.mark.system  # test_hostile_processes.py meets a real reader, test_rounds_apart.py what it leaves
 def test_a_reader_is_gone_once_it_read(network: Processes) -> None:
     key = _begin(network)
     launcher = network.participants["c"].pid

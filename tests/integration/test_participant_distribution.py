@@ -65,6 +65,7 @@ def test_the_wheel_holds_nothing_but_the_participants_packages(wheel: Path) -> N
     assert {name for name in there if not name.endswith(".py")} <= names, "templates, recipes and types come along"
 
 
+@pytest.mark.system  # an environment of its own is dear
 def test_its_messages_name_the_pages_that_it_brought(installed: Installed, tmp_path: Path) -> None:
     """What is named is there, and links from there to other pages lead somewhere."""
     made = installed.run(installed.veilsum, "participant", "init", tmp_path / "north", "--name", "north")

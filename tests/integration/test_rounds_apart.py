@@ -141,6 +141,7 @@ def test_a_reader_killed_before_a_reservation_charges_nothing(beds: Any, name: s
     assert (attack.kinds("a")["reserve"], attack.kinds("a")["free"]) == (1, 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("worked", [False, True])
 @pytest.mark.parametrize(("name", "memory", "nth", "times"), [
     ("LoadRows", 64, 1, 1), ("LoadRows", 64, 1, 2), ("BeginRows", 1, 1, 1), ("BeginRows", 1, 1, 2),

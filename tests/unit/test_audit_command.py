@@ -209,6 +209,7 @@ def test_a_fault_in_the_site_s_code_is_one_too(
     assert "ZeroDivisionError" in page
 
 
+@pytest.mark.system  # the audit of a policy shows the same command
 def test_a_study_is_audited_by_its_id(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     study = known_study(site)
     digest = study_digest(study.to_bytes()).hex()

@@ -211,7 +211,8 @@ def test_the_study_is_booked_as_the_steps_it_takes() -> None:
         assert task.parameters["expected_records"] == 1000
 
 
-@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.system), 0.5])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.system  # coverage of a forecast, over many runs
 def test_travel_is_how_far_noise_alone_moves_the_mean_model(momentum: float) -> None:
     """Sites without records, so that nothing but noise moves; (4 + 1) x 3 values from zero on."""
     nobody = {name: complete(np.zeros((0, D)), np.zeros(0)) for name in SITES}

@@ -241,7 +241,7 @@ def test_no_broadcast_lets_a_record_exceed_the_clipping_norm(
             assert (largest / 10.0**clip) * np.linalg.norm(found / largest) <= 1.0 + 2.0**-12
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("key", SPECS)
 def test_a_record_gives_the_same_bits_in_any_company(key: str) -> None:
     """As a subject each record's vector is added by itself, so the total is a plain sum of vectors in their order."""

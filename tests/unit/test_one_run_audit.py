@@ -240,7 +240,7 @@ RELEASES: Mapping[str, Callable[[], Audited]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("release", RELEASES)
 def test_halved_noise_is_found(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the same releases pass with all of their noise is above."""
@@ -363,6 +363,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Planted) -> None:
     monkeypatch.setattr(contribution, "compute_sum", faulty)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_on_both_bases_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = PLANTED[name]

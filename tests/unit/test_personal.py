@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
@@ -156,6 +156,7 @@ def test_a_persons_records_share_a_fold() -> None:
     assert np.bincount(folds).tolist() == [40] * FOLDS
 
 
+@settings(max_examples=30)
 @given(st.integers(FEWEST, 60), st.integers(0, 1000))
 def test_any_labels_give_a_model_with_finite_scores(n: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
