@@ -118,7 +118,7 @@ class Datasets(ABC):
         """The program of a study, from the site's own file, for records of a dataset.
 
         Raises:
-            ConfigurationError: there is no such file, or it cannot be loaded.
+            ConfigurationError: the file does not exist, or cannot be loaded.
         """
 
     @abstractmethod

@@ -158,7 +158,7 @@ def test_numbers_are_those_that_libseccomp_knows(machine: str, token: int) -> No
     column = list(ARCHITECTURES).index(machine)
     for name, numbers in (FORBIDDEN | ALTERING | REACHING | ARGUED).items():
         known = resolve(token, name.encode())
-        assert known != -1, f"{name} is no system call"
+        assert known != -1, f"{name} is not a system call"
         assert numbers[column] == max(known, -1), name
 
 

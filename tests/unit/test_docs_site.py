@@ -1,4 +1,4 @@
-"""The site has every page and the whole public API, pages that the code names exist, and Sphinx is no part of the product."""
+"""The site has every page and the whole public API, pages that the code names exist, and Sphinx stays outside the product."""
 
 from __future__ import annotations
 

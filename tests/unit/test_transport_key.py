@@ -55,7 +55,7 @@ def test_it_neither_takes_nor_gives_up_the_partys_own_key(kit: Kit) -> None:
         _signed(authority, "north")
     assert _signed(authority, "north", replace=True)
     again = (north / "request.csr").read_bytes()
-    assert authority.sign(again, role=Role.PARTICIPANT, name="north"), "a new key of connections is no new name"
+    assert authority.sign(again, role=Role.PARTICIPANT, name="north"), "a new key of connections does not make a new name"
     with pytest.raises(HostileInput, match="different role"):
         authority.sign(again, role=Role.TRANSPORT, name="north")
     bare = _without_role(north / "transport" / "key.pem", "north")

@@ -10,7 +10,7 @@ For code that has been taken over. Three means of the kernel together, none of w
 - The process is not dumpable, which closes its own memory and descriptors to all others of its user.
 
 System calls: ``Documentation/userspace-api/seccomp_filter.rst`` and ``landlock.rst`` of Linux. Numbers are of x86-64 and
-AArch64; elsewhere there is no confinement.
+AArch64; other machines are refused.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Rule:
         """
         if self.many:
             if not isinstance(value, tuple) or len(value) > self.many:
-                raise HostileInput(f"{name} is no list of at most {self.many} values.")
+                raise HostileInput(f"{name} must be a list of at most {self.many} values.")
             for item in value:
                 self._check_one(name, item)
         elif value is not None or not self.optional:
@@ -303,7 +303,7 @@ def _values(name: str, rule: Rule, wire: int, value: int | memoryview) -> list[A
             try:
                 return [str(cast(memoryview, value), "utf-8")]
             except UnicodeDecodeError as error:
-                raise HostileInput(f"{name} is no UTF-8.") from error
+                raise HostileInput(f"{name} must be UTF-8.") from error
         case "message", 2 if rule.of is not None:
             return [_read(cast(memoryview, value), rule.of)]
     raise HostileInput(f"{name} has another kind of value.")

@@ -80,7 +80,7 @@ class SealedMemory:
         """What came by a descriptor, which is closed where it is not such memory.
 
         Raises:
-            HostileInput: it is no memory file, or not sealed.
+            HostileInput: it is not a sealed memory file.
         """
         found = cls(descriptor, 0)
         try:
@@ -173,7 +173,7 @@ class FramedSocket:
         """The next frame; None where the other side ended.
 
         Raises:
-            HostileInput: it is no frame.
+            HostileInput: its bytes do not make a frame.
             OSError: the socket was closed here.
         """
         data, rights, flags, _ = self._socket.recvmsg(
@@ -342,7 +342,7 @@ def serve(
         at_once: requests that are answered in the thread that reads, before whatever comes after them.
 
     Raises:
-        HostileInput: what comes is no request.
+        HostileInput: something else than a request comes.
     """
     known = {each.code: each for each in requests}
 

@@ -148,7 +148,7 @@ class SiteChannel:
         """Open the session and yield what the coordinator wants as it comes.
 
         Raises:
-            HostileInput: it is no directive.
+            HostileInput: it is not a directive.
             UndeliveredError: the session was refused, or broke.
         """
         self._ask(says.Work(version=self.version, session_nonce=nonce))

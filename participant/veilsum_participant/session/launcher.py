@@ -355,7 +355,7 @@ class _Launcher:
             OSError, VeilsumError: it cannot be started.
         """
         if role not in ROLES or len(self._children) >= MOST_PROCESSES or (of and of not in self._config.datasets):
-            raise Unavailable("There is no such process, or there are too many")
+            raise Unavailable("The site has no such process, or has too many already")
         bounds = _bounds(self._config, role, of)
         offered = self._config.datasets.get(of)
         stores = offered is not None and (offered.source == "sql" or offered.s3 is not None)

@@ -113,7 +113,7 @@ class Compute:
             request = Train(rows.rows, records.features.shape[1], int(records.labels is not None), rows.memory)
             found = self._ask(request, until - time.monotonic())
             if len(found.vector) % 8:
-                raise MapFailedError("What was trained is no vector.")
+                raise MapFailedError("What was trained is not a vector.")
             return np.frombuffer(found.vector, np.float64).copy(), found.state, bool(found.failed)
 
     def _ask(self, request: Inquiry[_R], seconds: float) -> _R:

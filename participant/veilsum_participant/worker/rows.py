@@ -18,7 +18,7 @@ def sealed_rows(records: Records, digest: bytes | None = None) -> SealedRows:
     """Records as they cross; a copy of them is made.
 
     Raises:
-        OSError, MemoryError: there is no memory for that.
+        OSError, MemoryError: the memory for that cannot be had.
     """
     present = np.ascontiguousarray(records.present).view(np.uint8)
     parts: list[Any] = [np.ascontiguousarray(records.features).data, present.data, bytes(-present.size % 8)]
