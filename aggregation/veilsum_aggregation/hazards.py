@@ -13,8 +13,6 @@ In gamma the terms have about the identity for their covariance at any data, so 
 centre is the mean of the terms at the events: there the information of hazards and terms together is about 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

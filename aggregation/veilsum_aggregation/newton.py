@@ -11,8 +11,6 @@ alone, so each is an unbiased estimating equation, and the last gamma's error is
 docs/results.md, "Regression".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 What a dashboard leaves open is filled in as Grafana does it: variables, the step, the windows of rates.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """``python -m local``: start everything, run a study, say where to look, stop."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -5,8 +5,6 @@ becomes one cell, ``61.2 (59.8 to 62.7)``, but in CSV, where value, errors and e
 matplotlib (the extra ``plots``).
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import io

@@ -1,7 +1,5 @@
 """What a result's files say of the study that made it, and of what it cost. Nothing here is verified."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

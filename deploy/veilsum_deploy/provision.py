@@ -8,8 +8,6 @@ Certificates of the metrics endpoints of a federation for trying: an authority o
 Beside the federation's authority, not under it: who may scrape is another question than who is a member.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os

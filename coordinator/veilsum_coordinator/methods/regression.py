@@ -7,8 +7,6 @@ take three more, each a Newton step in coordinates that the first one whitened (
 Robust errors of a regression: one more release, of the products of records' scores at the estimate, over all sites.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Errors of a regression that are clustered by site: one more release, in which each site's score of the fit is its own."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ Odds and rate ratios as rounds of a study: a release a Newton step, from the fir
 A noised mean of the features, released first and taken off them: what is left is shorter, and so needs less noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

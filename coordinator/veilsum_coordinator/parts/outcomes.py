@@ -6,8 +6,6 @@ The first of three releases is at the coefficients 0, where score and informatio
 as the others need them; each of these is a Newton step in coordinates that it whitened (:mod:`veilsum_aggregation.newton`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Cox regression as tasks of a study, and as figures: ends of follow-up and moments first, then steps of "hazard-step"."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Each query of a release has an integer scale: its part of the budget, weighed by what one record can fulfil together.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ transactions. What a running study needs beside that to go on after a restart is
 what is there, or puts the same in its place, so that one whose commit got no answer can be done again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

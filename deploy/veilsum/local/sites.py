@@ -4,8 +4,6 @@ Their policies accept every study and their budgets have no bound: a simulation 
 sites would agree to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path

@@ -4,8 +4,6 @@ Authorization code with PKCE and a redirection to this machine's loopback (RFC 8
 whoever can talk a person into typing a code would be certified in the person's name. The private key stays on this machine.
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """The checks of a coordinator, beside the running one: nothing is changed, and one that fails stops none of the others."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """The ``veilsum federation`` commands: the authority that says who is a member, and in which role."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

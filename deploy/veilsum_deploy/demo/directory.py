@@ -3,8 +3,6 @@
 Everything that the parties of a real federation keep apart lies here side by side, private keys included: for trying out only.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

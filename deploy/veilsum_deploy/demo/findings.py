@@ -3,8 +3,6 @@
 Baselines without privacy are computed here, in one place, from data that the federation never shares: for comparison only.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ It speaks HTTPS, or plain HTTP on loopback behind a proxy that does. It certifie
 coordinator, and logs every certificate: for whom, which role, number and end. Tokens are not logged or kept.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import logging

@@ -5,8 +5,6 @@ holds the same three once more beneath ``identity/transport``, for its connectio
 machine, which a real federation must not: there each site makes its own and sends the request only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

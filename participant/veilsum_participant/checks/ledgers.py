@@ -4,8 +4,6 @@ Reading creates and changes nothing. Spending comes out as plain values: an epsi
 bound that does not exist is None.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

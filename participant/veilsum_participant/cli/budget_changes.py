@@ -1,7 +1,5 @@
 """Setting a population's budget, by the command and by the console alike."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The ``veilsum ledger budget`` commands: set, change or show budgets."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """The ``veilsum ledger`` commands: what was spent, the proof of it, budgets. They work while the participant runs."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """What the console's pages show, in plain values: each from the function that the command of the same name calls."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

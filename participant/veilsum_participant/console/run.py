@@ -1,7 +1,5 @@
 """Starting a site's console, and making links to it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ coordinator cannot make evidence for another sum, as long as one member kept the
 the list of answers, and its consent, without which nothing opens, came with that signature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ A schema is public and agreed before anyone looks at data: bounds come from medi
 Features are scaled to [-1, 1] by these bounds. This module describes; reading files is the participant's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import date
 from functools import cached_property

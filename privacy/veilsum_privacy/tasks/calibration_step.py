@@ -1,7 +1,5 @@
 """The task "calibration-step": one Newton step of the logistic regression of a class on what a trained model says of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

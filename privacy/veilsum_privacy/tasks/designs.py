@@ -1,7 +1,5 @@
 """What the tasks of a regression share: terms and outcome of a record, and what a broadcast tells of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 

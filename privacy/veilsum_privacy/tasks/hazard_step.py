@@ -1,7 +1,5 @@
 """The task "hazard-step": score and information of a proportional hazards model at a broadcast point, for one Newton step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple

@@ -1,7 +1,5 @@
 """The task "newton-step": score and information of a generalised linear model at a broadcast point, for one Newton step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from operator import not_

@@ -5,8 +5,6 @@ A study declares the first two per site. Each is a function of one record and of
 length 1: the sensitivity rests on nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Arithmetic of derived numbers, as ``number`` of a derived column states it; it is never evaluated by Python."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a query states, and which columns it can use: the schema's, its label, and columns that public rules derive."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from operator import not_

@@ -1,7 +1,5 @@
 """Linear regression: moments of terms and outcome."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
