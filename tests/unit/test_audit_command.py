@@ -22,7 +22,6 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.directory import sign_directory
 from veilsum_node.identity.provision import make_kit, prepare
-from veilsum_participant.checks.ledgers import Checked, read_audit
 from veilsum_participant.cli.audit import SiteAudit
 from veilsum_participant.session.client import open_ledger, open_site
 from veilsum_participant.settings.config import load_participant_config
@@ -31,6 +30,7 @@ from veilsum_privacy.audit.report import AuditReport
 from veilsum_privacy.audit.signed import read_report, sign_report
 from veilsum_privacy.dossier import render
 from veilsum_privacy.dossier.annex import annex
+from veilsum_privacy.dossier.ledgers import Checked, read_audit
 from veilsum_privacy.mechanism import noise
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy
