@@ -32,7 +32,7 @@ from support.processes import lasting_ports
 from veilsum.access import LoginSettings
 from veilsum.login.person import log_in
 from veilsum_node.identity import Authority, Role, load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.kit import Kit, make_kit
 
 TOKEN = "a-token-of-at-least-thirty-two-characters"
 MONITORED = "trial-veilsum-coordinator-metrics.veilsum.svc"

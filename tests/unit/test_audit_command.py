@@ -20,8 +20,9 @@ from veilsum_deploy.datasets import packaged_dataset
 from veilsum_node.database import open_database
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, load_credentials
-from veilsum_node.identity.directory import sign_directory
-from veilsum_node.identity.provision import make_kit, prepare
+from veilsum_node.identity.kit import make_kit
+from veilsum_node.identity.provision import prepare
+from veilsum_node.identity.releases import sign_directory
 from veilsum_participant.cli.audit import SiteAudit
 from veilsum_participant.session.client import open_ledger, open_site
 from veilsum_participant.settings.config import load_participant_config

@@ -18,7 +18,8 @@ from support.commands import veilsum
 from veilsum_deploy import cli
 from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, load_credentials
-from veilsum_node.identity.provision import make_kit, prepare
+from veilsum_node.identity.kit import make_kit
+from veilsum_node.identity.provision import prepare
 
 KIT_SIZE = 3 + 3
 

@@ -27,6 +27,7 @@ from veilsum_participant.cli.places import (
     verify_place,
 )
 from veilsum_participant.cli.recovery import recover
+from veilsum_participant.store.labels import study_labels
 from veilsum_privacy.dossier import describe, proven, render, unproven
 from veilsum_privacy.dossier.figures import cost, plain
 from veilsum_privacy.dossier.ledgers import (
@@ -35,7 +36,6 @@ from veilsum_privacy.dossier.ledgers import (
     read_audit,
     readable_entries,
     spending_fields,
-    study_labels,
 )
 from veilsum_privacy.dossier.protection import ANNEXES
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, write_csv, write_jsonl

@@ -30,6 +30,7 @@ from veilsum_participant.protocol.budget_changes import proposals
 from veilsum_participant.protocol.budgets import promised
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.store.labels import study_labels
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.dossier import StudyLabel, describe, proven, unproven
 from veilsum_privacy.dossier.figures import cost, meaning, moment, of_hundred, remaining
@@ -39,7 +40,6 @@ from veilsum_privacy.dossier.ledgers import (
     open_source,
     readable_entries,
     spending_fields,
-    study_labels,
 )
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.ledger.statements import declared_mechanisms
