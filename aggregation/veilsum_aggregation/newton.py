@@ -15,15 +15,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.families import Family, link
 from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
-
-Family = Literal["logistic", "poisson"]
 
 REACH = 1.25
 """C in units of sqrt p, the root mean square of |z_w|: hardly a record is shortened."""
@@ -46,25 +44,6 @@ EXCESS = 0.98
 
 FLOOR = 2.0
 """Eigenvalues of the Gram matrix are lifted to so many times its noise before they divide."""
-
-
-def mean_of(family: Family, eta: Floats, most: float) -> tuple[Floats, Floats]:
-    """mu and v, the mean of the outcome and its variance, at linear predictors; of counts mu is at most ``most``."""
-    if family == "logistic":
-        mean = 1.0 / (1.0 + np.exp(-np.clip(eta, -500.0, 500.0)))
-        return mean, mean * (1.0 - mean)
-    mean = np.exp(np.minimum(eta, math.log(most)))
-    return mean, mean
-
-
-def link(family: Family, mean: float) -> float:
-    """The linear predictor of a mean."""
-    return math.log(mean / (1.0 - mean)) if family == "logistic" else math.log(mean)
-
-
-def variance_bound(family: Family, most: float) -> float:
-    """The largest v."""
-    return 0.25 if family == "logistic" else most
 
 
 def whitening(gram: Floats, std: float, grain: float = 0.0) -> Floats:

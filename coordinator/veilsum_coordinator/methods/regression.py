@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from veilsum_aggregation import newton
+from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable, test_row
 from veilsum_aggregation.hazards import HazardFit
@@ -206,7 +206,7 @@ class Regression(Method[RegressionParameters]):
         if parameters.family == "cox":
             return hazard_step(parameters.outcome, query, derived)
         question = LinearRegression(query, columns)
-        family: newton.Family = "logistic" if parameters.family == "logistic" else "poisson"
+        family: families.Family = "logistic" if parameters.family == "logistic" else "poisson"
         return NewtonStepParameters(
             query=query.model_copy(update={"scale": 1}),
             derived=tuple(derived),

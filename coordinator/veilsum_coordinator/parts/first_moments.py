@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from veilsum_aggregation import newton
+from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
@@ -118,7 +118,7 @@ class FirstMoments:
             share = float(sums.events[0]) / max(float(sums.records[0]), 1.0)
             fitted = sums.records * share * np.exp(np.minimum(eta - eta[0], 50.0))
         else:
-            fitted = sums.records * newton.mean_of("logistic" if family == "logistic" else "poisson", eta, most)[0]
+            fitted = sums.records * families.mean_of("logistic" if family == "logistic" else "poisson", eta, most)[0]
         what = "a count above 0" if family == "poisson" else "the event"
         found = infinite_terms(self.question, sums, fitted, f"nobody has {what}")
         if family == "logistic":
@@ -127,7 +127,7 @@ class FirstMoments:
 
 
 def fit_newton(
-    federation: Federation, first: FirstMoments, steps: Sequence[str], family: newton.Family, most: float
+    federation: Federation, first: FirstMoments, steps: Sequence[str], family: families.Family, most: float
 ) -> NewtonFit:
     """Run the rounds of these labels; W and the first point are of the moments.
 

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.newton import variance_bound
+from veilsum_aggregation.families import variance_bound
 from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap

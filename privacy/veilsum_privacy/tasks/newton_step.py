@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.newton import Family, mean_of, variance_bound
+from veilsum_aggregation.families import Family, mean_of, variance_bound
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.rows.symbols import (
@@ -163,7 +163,7 @@ def step_row(
 
 
 def means(family: Family, slopes: Symbol, most: float) -> tuple[Symbol, Symbol]:
-    """:func:`veilsum_aggregation.newton.mean_of` a record."""
+    """:func:`veilsum_aggregation.families.mean_of` a record."""
     formula: Value = mean_of  # of arrays; it is traced
     mean, variance = formula(family, slopes, most)
     return symbol(mean), symbol(variance)
