@@ -91,6 +91,7 @@ def test_docstrings_hold(module: str) -> None:
     assert doctest.testmod(import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 
 
+@pytest.mark.system
 def test_the_page_holds() -> None:
     found = doctest.testfile(str(ROOT / "docs" / "api.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.attempted > 20

@@ -369,6 +369,7 @@ def test_fedavg_trains_on_outcomes() -> None:
         assert np.mean(error**2) < 1.05 * np.mean(least**2)
 
 
+@pytest.mark.system
 def test_without_a_stated_model_fedavg_learns_under_noise() -> None:
     """By the linear model, which is the default of outcomes; a perceptron's would still be near its random start."""
     records = drawn("number", 3000, 71)

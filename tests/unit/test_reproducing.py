@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import json, sys
 sys.argv = ["veilsum", "coordinator", "start", "--config", "nowhere.toml"]
@@ -25,6 +27,7 @@ print(json.dumps([
 """The command fails, for there is no configuration; what it set first holds for what is loaded after it."""
 
 
+@pytest.mark.system
 def test_numbers_do_not_depend_on_the_environment() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
