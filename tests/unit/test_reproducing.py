@@ -30,7 +30,7 @@ print(json.dumps([
 @pytest.mark.system
 def test_numbers_do_not_depend_on_the_environment() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240)
     threads, numbers = json.loads(done.stdout.splitlines()[-1])
     assert threads
     assert set(threads) == {1}
@@ -41,5 +41,5 @@ def _numbers() -> str:
     """The same, computed with one thread by the library's own variable."""
     program = PROGRAM.replace("from veilsum_deploy.cli import main", "main = lambda: None")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
     return str(json.loads(done.stdout.splitlines()[-1])[1])
