@@ -268,7 +268,7 @@ def test_a_dead_coordinator_ends_the_demo(tmp_path: Path) -> None:
     with subprocess.Popen([*DEMO, "--directory", str(directory)], stderr=subprocess.PIPE, text=True) as started:
         parties = five_parties(started)
         os.kill(parties[0][0], signal.SIGKILL)
-        _, errors = started.communicate(timeout=60)
+        _, errors = started.communicate(timeout=240)
     assert started.returncode == 2
     assert "coordinator" in errors
     assert running(parties) == []

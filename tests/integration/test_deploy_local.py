@@ -127,7 +127,7 @@ def prometheus_scrapes_all_over_tls_with_a_token(local: Local) -> None:
 
 def every_query_of_the_dashboards_returns_data(local: Local) -> None:
     words = ["--prometheus", local.found["pages"]["prometheus"], "--minutes", "4", "--scrape", "5"]
-    done = subprocess.run([sys.executable, "-m", "grafana.check", *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "grafana.check", *words], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

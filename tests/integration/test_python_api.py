@@ -91,6 +91,7 @@ def test_docstrings_hold(module: str) -> None:
     assert doctest.testmod(import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 
 
+@pytest.mark.system
 def test_the_page_holds() -> None:
     found = doctest.testfile(str(ROOT / "docs" / "api.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.attempted > 20
@@ -109,7 +110,7 @@ def test_ten_lines_of_the_readme_lead_to_a_table(capsys: pytest.CaptureFixture[s
 def test_importing_it_loads_nothing_heavy() -> None:
     heavy = {"torch", "grpc", "numpy", "pandas", "matplotlib", "sklearn", "pydantic", "IPython"}
     program = f"import sys, veilsum; assert set(veilsum.__all__) <= set(dir(veilsum)); assert not {heavy!r} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
     with pytest.raises(AttributeError, match="nothing"):
         _ = veilsum.nothing  # type: ignore[attr-defined]
 

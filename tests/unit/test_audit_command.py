@@ -120,7 +120,7 @@ def test_a_policy_is_audited_without_a_record_a_charge_or_an_entry(
 ) -> None:
     before = shown(capsys, "ledger", "show", "--config", site.config)
     found = shown(
-        capsys, "participant", "audit", "--config", site.config, "--trials", 200, "--task", "feature-means",
+        capsys, "participant", "audit", "--config", site.config, "--trials", 100, "--task", "feature-means",
         "--task", "local-training", "--out", site.folder / "audit.json",
     )  # fmt: skip
     assert shown(capsys, "ledger", "show", "--config", site.config) == before
