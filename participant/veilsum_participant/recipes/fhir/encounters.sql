@@ -10,14 +10,12 @@ WITH versions AS (
         url,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
-        digest,
         resource
     FROM (
         SELECT
             url,
-            md5(CAST(json_extract(json, '$') AS VARCHAR)) AS digest,
             json_transform(json, '{
-                "resourceType": "VARCHAR", "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
                 "link": [{"type": "VARCHAR"}]
             }') AS resource
@@ -28,8 +26,8 @@ WITH versions AS (
                 FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM patient)
             )
         )
+        WHERE json->>'$.resourceType' = 'Patient'
     )
-    WHERE resource.resourceType = 'Patient'
 ),
 persons AS (
     -- The last version of each patient, unless another patient has replaced it.
@@ -37,7 +35,7 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, resource DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
@@ -61,15 +59,14 @@ stay_read AS (
         coalesce(resource.id, url) AS id,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
-        digest,
         resource
     FROM (
         SELECT
             url,
-            md5(CAST(json_extract(json, '$') AS VARCHAR)) AS digest,
             json_transform(json, '{
-                "resourceType": "VARCHAR", "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"}, "subject": {"reference": "VARCHAR"},
-                "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"}
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
+                "subject": {"reference": "VARCHAR"}
             }') AS resource
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
@@ -78,8 +75,8 @@ stay_read AS (
                 FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM encounter)
             )
         )
+        WHERE json->>'$.resourceType' = 'Encounter'
     )
-    WHERE resource.resourceType = 'Encounter'
 ),
 stay AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -89,7 +86,7 @@ stay AS (
             names.patient,
             stay_read.id,
             stay_read.resource,
-            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, stay_read.resource DESC) AS place
         FROM stay_read
         JOIN names ON names.name = stay_read.name
     )

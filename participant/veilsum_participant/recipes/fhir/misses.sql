@@ -23,14 +23,12 @@ versions AS (
         url,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
-        digest,
         resource
     FROM (
         SELECT
             url,
-            md5(CAST(json_extract(json, '$') AS VARCHAR)) AS digest,
             json_transform(json, '{
-                "resourceType": "VARCHAR", "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
                 "link": [{"type": "VARCHAR"}]
             }') AS resource
@@ -41,8 +39,8 @@ versions AS (
                 FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM patient)
             )
         )
+        WHERE json->>'$.resourceType' = 'Patient'
     )
-    WHERE resource.resourceType = 'Patient'
 ),
 persons AS (
     -- The last version of each patient, unless another patient has replaced it.
@@ -50,7 +48,7 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, resource DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
@@ -76,15 +74,14 @@ diagnosis_read AS (
         resource.subject.identifier IS NOT NULL AS identified,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
-        digest,
         resource
     FROM (
         SELECT
             url,
-            md5(CAST(json_extract(json, '$') AS VARCHAR)) AS digest,
             json_transform(json, '{
-                "resourceType": "VARCHAR", "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"}, "subject": {"reference": "VARCHAR", "identifier": "JSON"},
-                "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]}, "verificationStatus": "JSON"
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]}, "verificationStatus": "JSON",
+                "subject": {"reference": "VARCHAR", "identifier": "JSON"}
             }') AS resource
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
@@ -93,8 +90,8 @@ diagnosis_read AS (
                 FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM condition)
             )
         )
+        WHERE json->>'$.resourceType' = 'Condition'
     )
-    WHERE resource.resourceType = 'Condition'
 ),
 diagnosis AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -104,7 +101,7 @@ diagnosis AS (
             names.patient,
             diagnosis_read.id,
             diagnosis_read.resource,
-            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, diagnosis_read.resource DESC) AS place
         FROM diagnosis_read
         JOIN names ON names.name = diagnosis_read.name
     )
@@ -122,19 +119,18 @@ result_read AS (
         resource.subject.identifier IS NOT NULL AS identified,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
-        digest,
         resource
     FROM (
         SELECT
             url,
-            md5(CAST(json_extract(json, '$') AS VARCHAR)) AS digest,
             json_transform(json, '{
-                "resourceType": "VARCHAR", "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"}, "subject": {"reference": "VARCHAR", "identifier": "JSON"},
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "status": "VARCHAR", "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
                 "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"},
                 "component": [{"code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
                     "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"}}],
-                "effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"}
+                "effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"},
+                "subject": {"reference": "VARCHAR", "identifier": "JSON"}
             }') AS resource
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
@@ -143,8 +139,8 @@ result_read AS (
                 FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM observation)
             )
         )
+        WHERE json->>'$.resourceType' = 'Observation'
     )
-    WHERE resource.resourceType = 'Observation'
 ),
 result AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -154,7 +150,7 @@ result AS (
             names.patient,
             result_read.id,
             result_read.resource,
-            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, result_read.resource DESC) AS place
         FROM result_read
         JOIN names ON names.name = result_read.name
     )
@@ -172,15 +168,14 @@ stay_read AS (
         resource.subject.identifier IS NOT NULL AS identified,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
-        digest,
         resource
     FROM (
         SELECT
             url,
-            md5(CAST(json_extract(json, '$') AS VARCHAR)) AS digest,
             json_transform(json, '{
-                "resourceType": "VARCHAR", "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"}, "subject": {"reference": "VARCHAR", "identifier": "JSON"},
-                "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"}
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
+                "subject": {"reference": "VARCHAR", "identifier": "JSON"}
             }') AS resource
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
@@ -189,8 +184,8 @@ stay_read AS (
                 FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM encounter)
             )
         )
+        WHERE json->>'$.resourceType' = 'Encounter'
     )
-    WHERE resource.resourceType = 'Encounter'
 ),
 stay AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -200,7 +195,7 @@ stay AS (
             names.patient,
             stay_read.id,
             stay_read.resource,
-            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, stay_read.resource DESC) AS place
         FROM stay_read
         JOIN names ON names.name = stay_read.name
     )

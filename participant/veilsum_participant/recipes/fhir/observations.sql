@@ -25,14 +25,12 @@ versions AS (
         url,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
-        digest,
         resource
     FROM (
         SELECT
             url,
-            md5(CAST(json_extract(json, '$') AS VARCHAR)) AS digest,
             json_transform(json, '{
-                "resourceType": "VARCHAR", "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
                 "link": [{"type": "VARCHAR"}]
             }') AS resource
@@ -43,8 +41,8 @@ versions AS (
                 FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM patient)
             )
         )
+        WHERE json->>'$.resourceType' = 'Patient'
     )
-    WHERE resource.resourceType = 'Patient'
 ),
 persons AS (
     -- The last version of each patient, unless another patient has replaced it.
@@ -52,7 +50,7 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, resource DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
@@ -76,19 +74,18 @@ result_read AS (
         coalesce(resource.id, url) AS id,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
-        digest,
         resource
     FROM (
         SELECT
             url,
-            md5(CAST(json_extract(json, '$') AS VARCHAR)) AS digest,
             json_transform(json, '{
-                "resourceType": "VARCHAR", "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"}, "subject": {"reference": "VARCHAR"},
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "status": "VARCHAR", "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
                 "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"},
                 "component": [{"code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
                     "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"}}],
-                "effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"}
+                "effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"},
+                "subject": {"reference": "VARCHAR"}
             }') AS resource
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
@@ -97,8 +94,8 @@ result_read AS (
                 FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM observation)
             )
         )
+        WHERE json->>'$.resourceType' = 'Observation'
     )
-    WHERE resource.resourceType = 'Observation'
 ),
 result AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -108,7 +105,7 @@ result AS (
             names.patient,
             result_read.id,
             result_read.resource,
-            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, result_read.resource DESC) AS place
         FROM result_read
         JOIN names ON names.name = result_read.name
     )
