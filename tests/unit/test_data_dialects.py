@@ -184,6 +184,34 @@ def test_a_compressed_file_may_have_several_members(tmp_path: Path, compression:
     assert rows_of(TextFile(tmp_path / "t.csv", Dialect(compression=compression)), SCHEMA) == [("1", "Ulm"), ("2", "Bonn")]
 
 
+@SLOW
+@given(
+    compression=st.sampled_from(COMPRESSIONS),
+    members=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    behind=st.sampled_from(["nothing", "padding", "words", "a member damaged where it begins", "a member cut short"]),
+    size=st.integers(1, 64),
+)
+def test_what_stands_behind_a_member_is_read_or_refused(
+    tmp_path: Path, compression: str, members: list[int], behind: str, size: int
+) -> None:
+    """A damaged member takes its records with it: those before it are no whole file."""
+    bodies = [b"".join(b"%d,Ulm\n" % row for row in range(rows)) for rows in members]
+    data = b"".join(packed(body, compression) for body in (b"age,town\n", *bodies))
+    more = packed(b"77,Bonn\n" * 9, compression)
+    data += {"nothing": b"", "padding": bytes(8), "words": b"and so on", "a member cut short": more[: len(more) // 2]}.get(
+        behind, b"?" + more[1:]
+    )
+    (tmp_path / "t.csv").write_bytes(data)
+    source = TextFile(tmp_path / "t.csv", Dialect(compression=compression))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lines, "_READ", size)
+        if behind == "nothing" or (behind == "padding" and compression != "zstd"):
+            assert rows_of(source, SCHEMA) == [(str(row), "Ulm") for rows in members for row in range(rows)]
+        else:
+            with pytest.raises(DataError, match=f"is not compressed with {compression}, or not whole"):
+                rows_of(source, SCHEMA)
+
+
 def test_numbers_with_a_decimal_comma(tmp_path: Path) -> None:
     """A point is no number's there: 1.234 may be a thousand. Texts keep theirs, and missing numbers are found by value."""
     schema = DatasetSchema(
