@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data import check_dataset, check_structure, csv_files, lines, load_records
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.duck import count_json
+from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import COMPRESSIONS, ENCODINGS, PLAIN, Dialect, SourceQuery, TextFile
@@ -240,6 +241,21 @@ def test_a_decimal_comma_is_a_decimal_point(tmp_path: Path, value: float, places
     (tmp_path / "c.csv").write_text(f"x\n{point.replace('.', ',')}\n")
     found = load_records(TextFile(tmp_path / "c.csv", Dialect(";", ",")), schema)[0]
     np.testing.assert_array_equal(found.features, load_records(tmp_path / "p.csv", schema)[0].features)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("compression", ["", *COMPRESSIONS])
+@pytest.mark.parametrize("name", ["t.ndjson", "t.json"])
+def test_json_is_read_however_it_is_packed(tmp_path: Path, name: str, compression: str, encoding: str) -> None:
+    """Its first bytes tell, whatever its name; undeclared UTF-16 needs its mark, as that of the other end has here."""
+    rows = [f'{{"a": "Ulm", "b": {number}}}' for number in range(3)]
+    text = "\n".join(rows) if name == "t.ndjson" else f"[{','.join(rows)}]"
+    data = text.encode(encoding)
+    data = codecs.BOM_UTF16_BE + data if encoding == "utf-16-be" else data
+    (tmp_path / name).write_bytes(packed(data, compression))
+    found = query_rows(SourceQuery("d", "SELECT json->>'$.a' AS a, json->'$.b' AS b FROM t", files={"t": tmp_path / name}))
+    assert [tuple(row.values()) for row in found.to_pylist()] == [("Ulm", str(number)) for number in range(3)]
+    assert count_json(tmp_path / name) == (3 if name == "t.ndjson" else 1, 0)
 
 
 ASKED: dict[str, Any] = {"path": None, "source": "sql", "query": "SELECT 1", "joined": False}
