@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -110,3 +113,19 @@ def test_what_is_no_one_day_is_none(tmp_path: Path, tail: str) -> None:
     (tmp_path / "d.csv").write_text(f'death,admitted\n"{DAY}{tail}",2024-02-28\n')
     found, counts = load_records(tmp_path / "d.csv", SCHEMA)
     assert (found.present[0].tolist(), counts.invalid["death"]) == ([not tail.strip(), True], int(bool(tail.strip())))
+
+
+ASKED = """
+import pyarrow as pa
+from veilsum_participant.data.sources import query_rows
+from veilsum_participant.query import SourceQuery
+text = "SELECT '2024-02-28 23:30:00+00'::TIMESTAMPTZ AS at, '2024-02-28 23:30:00+00'::TIMESTAMPTZ::DATE::VARCHAR AS day"
+found = query_rows(SourceQuery("d", text))
+print(found.schema.field("at").type, found["day"][0])
+"""
+
+
+def test_the_machine_s_zone_decides_no_day() -> None:
+    asked = [sys.executable, "-c", ASKED]
+    ran = subprocess.run(asked, env={**os.environ, "TZ": "Asia/Tokyo"}, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["timestamp[us,", "tz=UTC]", "2024-02-28"]
