@@ -236,11 +236,8 @@ def newest(versions: list[Resource]) -> Resource:
 def any_of(equal: list[Resource]) -> Resource:
     """Of equally late versions any, but always the same: the greatest as DuckDB orders what the recipe reads of them."""
     kind = equal[0]["resourceType"]
-    (read,) = re.findall(
-        rf"json_transform\(json, '([^']*)'\) AS resource\n.*?'\$.resourceType' = '{kind}'",
-        next(part for part in RECIPE.read_text().split("),\n") if f"'$.resourceType' = '{kind}'" in part),
-        re.DOTALL,
-    )
+    (part,) = (part for part in RECIPE.read_text().split("),\n") if f"type) = '{kind}'" in part)
+    (read,) = re.findall(r"json_transform\(json, '([^']*)'\) AS resource", part)
     asked = "SELECT json FROM (SELECT unnest(?) AS json) ORDER BY json_transform(json, ?) DESC LIMIT 1"
     (found,) = duckdb.execute(asked, [[json.dumps(item) for item in equal], read]).fetchall()
     return json.loads(found[0])  # type: ignore[no-any-return]

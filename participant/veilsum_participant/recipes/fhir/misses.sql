@@ -35,11 +35,11 @@ versions AS (
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
             FROM (
-                SELECT bundled, unnest(if(bundled, json_extract(json, '$.entry[*]'), [json])) AS item
-                FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM patient)
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM patient)
             )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Patient'
         )
-        WHERE json->>'$.resourceType' = 'Patient'
     )
 ),
 persons AS (
@@ -86,11 +86,11 @@ diagnosis_read AS (
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
             FROM (
-                SELECT bundled, unnest(if(bundled, json_extract(json, '$.entry[*]'), [json])) AS item
-                FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM condition)
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM condition)
             )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Condition'
         )
-        WHERE json->>'$.resourceType' = 'Condition'
     )
 ),
 diagnosis AS (
@@ -135,11 +135,11 @@ result_read AS (
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
             FROM (
-                SELECT bundled, unnest(if(bundled, json_extract(json, '$.entry[*]'), [json])) AS item
-                FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM observation)
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM observation)
             )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Observation'
         )
-        WHERE json->>'$.resourceType' = 'Observation'
     )
 ),
 result AS (
@@ -180,11 +180,11 @@ stay_read AS (
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
             FROM (
-                SELECT bundled, unnest(if(bundled, json_extract(json, '$.entry[*]'), [json])) AS item
-                FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM encounter)
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM encounter)
             )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Encounter'
         )
-        WHERE json->>'$.resourceType' = 'Encounter'
     )
 ),
 stay AS (

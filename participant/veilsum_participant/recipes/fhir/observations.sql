@@ -37,11 +37,11 @@ versions AS (
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
             FROM (
-                SELECT bundled, unnest(if(bundled, json_extract(json, '$.entry[*]'), [json])) AS item
-                FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM patient)
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM patient)
             )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Patient'
         )
-        WHERE json->>'$.resourceType' = 'Patient'
     )
 ),
 persons AS (
@@ -90,11 +90,11 @@ result_read AS (
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
             FROM (
-                SELECT bundled, unnest(if(bundled, json_extract(json, '$.entry[*]'), [json])) AS item
-                FROM (SELECT json, json->>'$.resourceType' = 'Bundle' AS bundled FROM observation)
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM observation)
             )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Observation'
         )
-        WHERE json->>'$.resourceType' = 'Observation'
     )
 ),
 result AS (
