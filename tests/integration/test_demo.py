@@ -169,7 +169,6 @@ def test_sums_and_files_are_where_the_report_says(demo: tuple[Path, dict[str, An
         assert found["bytes_sent"][name] > 1000
         assert (directory / "participants" / name / "participant.log").is_file()
     assert 12 > found["bytes_per_value"] > 3  # of few values; a key share of 2.3 kB is a third of it
-    assert found["seconds"] < 60
 
 
 def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
