@@ -37,6 +37,9 @@ OLD_INFORMATION, OLD_SCORE = 0.3, 0.1
 """What a release's information and score count against those of the next one, beside their variances: it was of a gamma
 farther from the end."""
 
+NOISY_STEPS = 3
+"""Releases of a study with noise. Results of studies without, of so many releases, are computed as they were."""
+
 LONGEST_STEP = 2.0
 """Radius in gamma of one step: at 1 a typical record's linear predictor changes by 1."""
 
@@ -116,8 +119,13 @@ def limited(step: Floats, longest: float = LONGEST_STEP) -> Floats:
 
 
 def release_shares(stds: Sequence[float], older: float) -> Floats:
-    """What each release counts in a mean of all, by the variance of its noise and ``older`` for each later one."""
+    """What each release counts in a mean of all, by the variance of its noise and ``older`` for each later one.
+
+    Of more than three without noise the last one alone counts: steps are then Newton's own, and converge as those do.
+    """
     exact = [std for std in stds if std > 0.0]
+    if not exact and len(stds) > NOISY_STEPS:
+        return np.eye(len(stds))[-1]
     weights = [
         older ** (len(stds) - 1 - place) / (std**2 if len(exact) == len(stds) else 1.0) for place, std in enumerate(stds)
     ]

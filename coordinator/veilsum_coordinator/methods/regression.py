@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from veilsum_aggregation import newton
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import NotEstimable, test_row
+from veilsum_aggregation.figures import test_row
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
@@ -92,6 +92,9 @@ MOMENTS, QUERY = "moments", "coefficients"
 STEPS = ("newton-1", "newton-2", "newton-3")
 """Labels of the others."""
 
+EXACT_STEPS = (*STEPS, "newton-4", "newton-5", "newton-6")
+"""The same without noise, where a step costs a round alone: the last one then moves nothing that float64 shows."""
+
 SHARES = (0.20, 0.15, 0.20, 0.45)
 """Shares of the budget by step: the last step counts most, and hardly moves."""
 
@@ -126,6 +129,9 @@ class RegressionParameters(Frozen):
         per: by numeric term, for a change of how many units a ratio is given, such as ``{ age = 10 }``; 1 by default.
         most: of ``poisson`` the largest mean of a record; by default half the largest count that the column can hold: of a
             larger mean, many counts would lie beyond that.
+        reference: by category, the level that others are compared with, such as ``{ stage = "II" }``; by default the first.
+        offset: of ``poisson``, a numeric column that is added to the linear predictor: the logarithm of the time, or of the
+            number, that a record's count is of.
         person: in a study whose unit is the subject, how a person's records become one
             (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
         at_most: in its place, how many of a person's records count.
@@ -145,6 +151,8 @@ class RegressionParameters(Frozen):
     derive: dict[str, DeriveRequest] = Field(default_factory=dict)
     per: dict[ColumnName, Annotated[Real, Field(gt=0)]] = Field(default_factory=dict)
     most: Real | None = Field(default=None, gt=0, le=1e6)
+    reference: dict[ColumnName, str] = Field(default_factory=dict, exclude_if=lambda of: not of)
+    offset: str = Field(default="", exclude_if=lambda of: not of)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
     # a study of the model's errors is signed in the form that it always had, without naming them
@@ -180,6 +188,9 @@ class Regression(Method[RegressionParameters]):
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
             asked = expand(_asked(parameters, columns), columns)
+            if not inputs.private:
+                asked = tuple(query.model_copy(update={"unshortened": query.kind == "linear"}) for query in asked)
+            _check_references(parameters, columns)
             largest = inputs.sites * inputs.schema.max_records
             exact = inputs.exact_rows(persons)
             tables = weigh(asked, derived, columns, largest=largest, private=inputs.private, exact_rows=exact)
@@ -198,7 +209,9 @@ class Regression(Method[RegressionParameters]):
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
         except HostileInput as error:
             raise ConfigurationError(error.message, error.advice) from error
-        fit = (start, *(TaskPlan(label, name, step, share=share) for label, share in zip(STEPS, SHARES[1:], strict=True)))
+        labels = STEPS if inputs.private else EXACT_STEPS
+        shares = SHARES[1:] if inputs.private else (0.8 / len(labels),) * len(labels)
+        fit = (start, *(TaskPlan(label, name, step, share=share) for label, share in zip(labels, shares, strict=True)))
         return *fit, *_score_releases(parameters, step, fit, inputs)
 
     @staticmethod
@@ -229,7 +242,7 @@ class Regression(Method[RegressionParameters]):
         first = federation.sum(MOMENTS)
         question, most = _model(study)
         cohort = {"cohort": len(first.cohort)}
-        outcome = study.parameters["outcome"]
+        outcome, reference = study.parameters["outcome"], study.parameters.get("reference", {})
         about = {"query": QUERY, "kind": family, "over": ", ".join(question.query.over), "where": question.query.where}
         clustered = any(task.label == SCORES for task in study.tasks)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
@@ -239,28 +252,31 @@ class Regression(Method[RegressionParameters]):
         if family == "linear":
             part = moments.part
             of_model = {f"{QUERY}{suffix}": rows for suffix, rows in question.result_tables(part).items()}
+            of_model[QUERY] = partial(question.answer, part, None, reference)
             tables = told_tables(self.name, of_model | {SCORE: partial(question.score, part, moments.gram)})
-            told = question.fit(part)
-            if clustered and told.drowned is None:
-                told_apart = cluster(federation, first, told)
-                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, told_apart)))
-            elif _is_robust(study) and told.drowned is None:
-                robustly = _robust(federation, moments, told)
-                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly)))
+            linear = question.fit(part)
+            if clustered and linear.drowned is None:
+                told_apart = cluster(federation, first, linear)
+                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, told_apart, reference)))
+            elif _is_robust(study) and linear.drowned is None:
+                robustly = _robust(federation, moments, linear)
+                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly, reference)))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
         if (none := moments.no_outcome(family)) is not None:
             fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
-            fit = fit_hazards(federation, first, QUERY, STEPS, term_names(question))
+            fit = fit_hazards(federation, first, QUERY, _steps(study), term_names(question))
         else:
-            fit = fit_newton(federation, moments, STEPS, "logistic" if family == "logistic" else "poisson", most)
+            fit = fit_newton(federation, moments, _steps(study), "logistic" if family == "logistic" else "poisson", most)
         infinite = moments.infinite(fit, family, most)
         if isinstance(fit, NewtonFit | HazardFit):
             fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]])
         if isinstance(fit, HazardFit):
             summary["queries"][0] |= fit.baseline_told
-        rows = partial(_rows, question=question, name=RATIOS[family], per=_units(study), infinite=infinite)
+        told_infinite = moments.infinite(fit, family, most, reference)
+        told = {"per": _units(study), "infinite": told_infinite, "reference": reference}
+        rows = partial(_rows, question=question, name=RATIOS[family], told=told)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
             QUERY: partial(rows, fit),
             f"{QUERY} tests": lambda: iter([test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]),
@@ -314,19 +330,35 @@ def _check_units(parameters: RegressionParameters, question: LinearRegression) -
             )
 
 
+def _check_references(parameters: RegressionParameters, columns: Columns) -> None:
+    for name, level in parameters.reference.items():
+        levels = columns.level_names(name) if name in parameters.over else ()
+        if level not in levels:
+            raise ConfigurationError(
+                f"reference: {level!r} is not a category of a term {name!r}.",
+                f"Its categories: {', '.join(levels[:20])}." if levels else f"Terms: {', '.join(parameters.over)}.",
+            )
+
+
 def _units(study: Study) -> Mapping[str, float]:
     return {name: float(step) for name, step in RegressionParameters.model_validate(study.parameters).per.items()}
 
 
 def _model(study: Study) -> tuple[LinearRegression, float]:
     """Terms and outcome, and the largest mean of counts."""
-    task = AgreedStudy(study).task(MOMENTS if study.parameters["family"] == "linear" else STEPS[-1]).task
+    task = AgreedStudy(study).task(MOMENTS if study.parameters["family"] == "linear" else STEPS[0]).task
     if isinstance(task, NewtonStep):
         return task.question, float(task.parameters.most)
     if isinstance(task, HazardStep):
         return task.question, 1.0
     (question,) = task.questions  # type: ignore[attr-defined]  # of "tables"
     return question, 1.0
+
+
+def _steps(study: Study) -> tuple[str, ...]:
+    """Labels of the rounds after the first release."""
+    declared = {task.label for task in study.tasks}
+    return tuple(label for label in EXACT_STEPS if label in declared)
 
 
 def _is_robust(study: Study) -> bool:
@@ -351,10 +383,8 @@ def _score_releases(
     return (score_release(step, others, inputs.sites),) * (parameters.errors == "clustered")
 
 
-def _rows(
-    fit: Fit, question: LinearRegression, name: str, per: Mapping[str, float], infinite: Mapping[str, NotEstimable]
-) -> Iterator[Row]:
-    for found in coefficients(fit, question, per=per, infinite=infinite):
+def _rows(fit: Fit, question: LinearRegression, name: str, told: Mapping[str, Any]) -> Iterator[Row]:
+    for found in coefficients(fit, question, **told):
         if name == RATIOS["cox"] and found.term == "constant":
             continue
         row: Row = {"term": found.term, "per": found.per, name: found.answer.exponential().to_json()}

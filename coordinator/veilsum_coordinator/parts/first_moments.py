@@ -103,13 +103,16 @@ class FirstMoments:
             return NotEstimable("every record has the event, or nearly, against the noise", "more records, or more epsilon")
         return None
 
-    def infinite(self, fit: Fit, family: str, most: float) -> dict[str, NotEstimable]:
+    def infinite(
+        self, fit: Fit, family: str, most: float, reference: Mapping[str, str] | None = None
+    ) -> dict[str, NotEstimable]:
         """Terms without a finite coefficient, and why; what is expected of a level is so at the mean of its other terms.
 
         Args:
             fit: of odds, rates or hazards.
             family: of the regression.
             most: the largest mean of counts.
+            reference: of categories that are not compared with their first level.
         """
         if isinstance(fit, UntoldFit):
             return {}
@@ -122,9 +125,11 @@ class FirstMoments:
         else:
             fitted = sums.records * newton.mean_of("logistic" if family == "logistic" else "poisson", eta, most)[0]
         what = "a count above 0" if family == "poisson" else "the event"
-        found = infinite_terms(self.question, sums, fitted, f"nobody has {what}")
+        compared = reference or {}
+        found = infinite_terms(self.question, sums, fitted, f"nobody has {what}", compared)
         if family == "logistic":
-            found |= infinite_terms(self.question, sums.rest, sums.records - fitted, "everybody has the event")
+            rest = sums.records - fitted
+            found |= infinite_terms(self.question, sums.rest, rest, "everybody has the event", compared)
         return found
 
 

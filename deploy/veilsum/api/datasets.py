@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from veilsum.api.options import Names, Options, Question, as_list, merged
 from veilsum.api.studies import Study
+from veilsum.formulas import formula_parameters, has_formula, offset_parameters
 from veilsum.request import EVALUATION, load_study_request
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.study.schema import DatasetSchema
@@ -182,16 +183,24 @@ class Dataset:
     # -- regression --------------------------------------------------------------------------------------------------------
 
     def linear(
-        self, outcome: str, over: Names, *, where: str = "", errors: Errors | None = None, **options: Unpack[Options]
+        self, outcome: str, over: Names = (), *, where: str = "", errors: Errors | None = None, **options: Unpack[Options]
     ) -> Study:
-        """Linear regression of a number, or of an event, whose coefficients are differences of risk; ``errors`` as of
-        :meth:`cox`, or ``robust``, the default of an event."""
+        """Linear regression of a number, or of an event, whose coefficients are differences of risk.
+
+        Args:
+            outcome: a number, a condition, or a formula such as ``"stay ~ age + C(sex)"`` in place of ``over``
+                (docs/papers.md, "A formula").
+            over: terms.
+            where: which records.
+            errors: as of :meth:`cox`, or ``robust``, the default of an event.
+            options: of the study.
+        """
         return self._regress("linear", outcome, over, options, errors, where=where)
 
     def logistic(
         self,
         outcome: str,
-        over: Names,
+        over: Names = (),
         *,
         per: Mapping[str, float] | None = None,
         where: str = "",
@@ -199,14 +208,16 @@ class Dataset:
         **options: Unpack[Options],
     ) -> Study:
         """Logistic regression of an event, a condition such as ``"died = 'yes'"``: odds ratios; ``per`` and ``errors`` as of
-        :meth:`cox`, or ``robust``."""
+        :meth:`cox`, or ``robust``. A formula, ``"died ~ age + C(sex) * treated"``, takes the place of outcome and terms."""
         return self._regress("logistic", outcome, over, options, errors, per=per, where=where)
 
     def poisson(
         self,
         outcome: str,
-        over: Names,
+        over: Names = (),
         *,
+        exposure: str = "",
+        offset: str = "",
         per: Mapping[str, float] | None = None,
         most: float | None = None,
         where: str = "",
@@ -214,13 +225,21 @@ class Dataset:
         **options: Unpack[Options],
     ) -> Study:
         """Poisson regression of counts: rate ratios; ``most`` is the largest mean of a record; ``errors`` are ``robust`` by
-        default; others as of :meth:`cox`."""
-        return self._regress("poisson", outcome, over, options, errors, per=per, most=most, where=where)
+        default; others as of :meth:`cox`, and a formula as of :meth:`logistic`.
+
+        ``exposure`` is the column of the time, or the number, that a record's count is of; or ``offset`` its logarithm.
+        """
+        more: dict[str, Any] = {"per": per, "most": most, "where": where, "offset": offset}
+        if exposure:
+            derive = options.get("derive", {})
+            found = offset_parameters(exposure, self.schema, derive)
+            more["offset"], options["derive"] = found["offset"], {**derive, **found["derive"]}
+        return self._regress("poisson", outcome, over, options, errors, **more)
 
     def cox(
         self,
         time: str,
-        over: Names,
+        over: Names = (),
         *,
         event: str,
         censored: Names,
@@ -233,7 +252,7 @@ class Dataset:
         """Cox regression of the time to an event: hazard ratios.
 
         Args:
-            time: column of the times; its upper bound is the horizon.
+            time: column of the times; its upper bound is the horizon; or a formula, ``"time ~ age + C(arm)"``.
             over: terms; a category's first level is the reference.
             event: column that tells how each ended.
             censored: its categories that do not count as the event.
@@ -307,7 +326,16 @@ class Dataset:
     def _regress(self, family: str, outcome: str, over: Names, options: Options, errors: Errors | None, **keys: Any) -> Study:
         stated = {key: value for key, value in keys.items() if value not in (None, "", (), [])}
         stated |= {} if errors is None else {"errors": errors}
-        return self.study("regression", {"family": family, "outcome": outcome, "over": as_list(over), **stated}, **options)
+        asked: dict[str, Any] = {"outcome": outcome, "over": as_list(over)}
+        if has_formula(outcome):
+            if asked["over"]:
+                raise Misuse(f"{outcome!r} is a formula, and `over` names terms as well.", "State them in one of the two.")
+            found = formula_parameters(family, outcome, self.schema, {**self.options, **options}.get("derive", {}))
+            asked = {name: found[name] for name in ("outcome", "over")}
+            stated |= {"reference": found["reference"]} if found["reference"] else {}
+            options = merged(options, {"derive": found["derive"]} if found["derive"] else {})
+            options.setdefault("study_name", f"{family}-{outcome.partition('~')[0].strip()}")
+        return self.study("regression", {"family": family, **asked, **stated}, **options)
 
     def __repr__(self) -> str:
         return f"<Dataset {self.name!r} of {self.federation.name}: {', '.join(self.columns)}>"

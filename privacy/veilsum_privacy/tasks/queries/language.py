@@ -114,6 +114,7 @@ class Query(Frozen):
         pooled: of ``independence``, whether the table of all groups together is released as well, so that what they have in
             common has less noise.
         scale: integer that its values are multiplied by; more scale, less noise, at the other queries' cost.
+        unshortened: of ``linear``, whether every record counts alike, however large its terms, as where there is no noise.
     """
 
     name: Name
@@ -131,6 +132,7 @@ class Query(Frozen):
     part_of: str = Field(default="", max_length=64)
     pooled: bool = Field(default=False, exclude_if=not_)  # studies signed before do not state it
     scale: int = Field(default=64, ge=1, le=EXACT_SCALE)
+    unshortened: bool = Field(default=False, exclude_if=not_)  # as `pooled`
 
 
 class Columns:
