@@ -92,7 +92,7 @@ MOMENTS, QUERY = "moments", "coefficients"
 STEPS = ("newton-1", "newton-2", "newton-3")
 """Labels of the others."""
 
-EXACT_STEPS = (*STEPS, "newton-4", "newton-5", "newton-6")
+EXACT_STEPS = (*STEPS, "newton-4", "newton-5")
 """The same without noise, where a step costs a round alone: the last one then moves nothing that float64 shows."""
 
 SHARES = (0.20, 0.15, 0.20, 0.45)
