@@ -125,7 +125,7 @@ def release_shares(stds: Sequence[float], older: float) -> Floats:
     """
     exact = [std for std in stds if std > 0.0]
     if not exact and len(stds) > NOISY_STEPS:
-        return np.eye(len(stds))[-1]
+        return np.asarray(np.eye(len(stds))[-1], dtype=np.float64)
     weights = [
         older ** (len(stds) - 1 - place) / (std**2 if len(exact) == len(stds) else 1.0) for place, std in enumerate(stds)
     ]

@@ -95,6 +95,24 @@ def export_result(
         for name, rows in tables_of(result).items()
         if name in result.arrays and rows and "levels" in rows[0]
     }
+    _add_printed(files, result, formats, study, nonnormal, about)
+    for name, rows in all_tables(result).items():
+        if "csv" in formats and name not in synthetic:
+            files[file_name(name, ".csv", taken=files)] = to_csv(rows).encode()
+        if name in synthetic:
+            files[file_name(name, ".csv", taken=files)] = records_csv(synthetic[name], rows).encode()
+    return write_files(directory, files, replace=replace)
+
+
+def _add_printed(
+    files: dict[str, bytes],
+    result: Result,
+    formats: Sequence[str],
+    study: Study | None,
+    nonnormal: Sequence[str],
+    about: Mapping[str, Any] | None,
+) -> None:
+    """Add the files for papers: tables and pictures."""
     printed = printed_tables(result, study, nonnormal, about)
     for name, table in printed.items():
         if "latex" in formats:
@@ -107,12 +125,6 @@ def export_result(
         for form in ("svg", "png"):
             if form in formats and (data := plot(name, own, form)) is not None:
                 files[file_name(name, f".{form}", taken=files)] = data
-    for name, rows in all_tables(result).items():
-        if "csv" in formats and name not in synthetic:
-            files[file_name(name, ".csv", taken=files)] = to_csv(rows).encode()
-        if name in synthetic:
-            files[file_name(name, ".csv", taken=files)] = records_csv(synthetic[name], rows).encode()
-    return write_files(directory, files, replace=replace)
 
 
 def tables_of(result: Result) -> dict[str, list[Row]]:
@@ -254,7 +266,7 @@ def printed_tables(
     found = paper_tables(known, study, nonnormal, private=private)
     printed = set(found)
     for name, rows in all_tables(result).items():
-        if name in printed or name in ("queries", SUMMARY, "score") or _belongs(name, printed):
+        if name in printed or name in ("queries", SUMMARY, "score") or belongs(name, printed):
             continue
         names = column_names(rows)
         lines = (Line(cell(row.get(names[0])), tuple(cell(row.get(key)) for key in names[1:])) for row in rows)
@@ -269,14 +281,14 @@ def drawings(result: Result, study: Study | None) -> dict[str, Drawn]:
     found = {
         name: Drawn(rows, tuple(tables.get(f"{name} tests", ())), (), names)
         for name, rows in tables.items()
-        if not _belongs(name, ones) and not name.endswith(" tests")
+        if not belongs(name, ones) and not name.endswith(" tests")
     }
     if SUBGROUPS in tables:
         found[SUBGROUPS] = Drawn((), (), subgroups_of(tables, names), names)
     return found
 
 
-def _belongs(name: str, printed: Collection[str]) -> bool:
+def belongs(name: str, printed: Collection[str]) -> bool:
     """Whether a table is a part of one that is printed in a form of its own."""
     parts = name.partition(".")[0], name.removesuffix(" tests")
     of_subgroups = SUBGROUPS in printed and re.fullmatch(rf"{SUBGROUPS}(?:-\d+)?(?: \w+)?", name) and name != SUBGROUPS
@@ -297,7 +309,7 @@ def to_html(
     own = paper_tables(tables_of(result), study, nonnormal, private=(about or {}).get("noise") != "none")
     every = all_tables(result)
     for name in {**own, **every}:
-        if name not in own and (_belongs(name, own) or name == "queries"):
+        if name not in own and (belongs(name, own) or name == "queries"):
             continue
         parts.append(f"<h2>{html.escape(name)}</h2>")
         picture = _picture_if_possible(name, drawn[name]) if name in drawn else ""

@@ -7,8 +7,8 @@ known. Nothing of it is evaluated by Python. A factor becomes columns that publi
 What would need the records' own levels, means, quantiles or bounds is refused with what to state in its place: they are not
 public, and a site computes no design of its own.
 
-B-splines are those of de Boor (1972); natural cubic splines the cardinal ones of Wood (2006), section 4.1.2, without the first,
-which the constant stands for.
+B-splines are those of de Boor (1972); natural cubic splines the cardinal ones of Wood (2006), section 4.1.2, without the
+first, which the constant stands for.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ MOST_TERMS, MOST_COLUMNS = 128, 127
 MOST_STARS, LARGEST_POWER = 8, 4
 """``*`` between terms, of which each doubles their number; and the largest exponent."""
 
+NOTHING = 1e-12
+"""What a term of a spline's basis, which lies about [-1, 1], adds at most if it is left out."""
+
 Products = tuple[tuple[float, tuple[str, ...]], ...]
 """A sum: factors with what each multiplies, as :func:`veilsum_privacy.tasks.queries.arithmetic.parse_sum` reads it."""
 
@@ -60,9 +63,7 @@ class _Piece:
     def times(self, other: _Piece) -> _Piece:
         """The product of both, whose name is statsmodels'."""
         ends = [one * another for one in (self.low, self.high) for another in (other.low, other.high)]
-        both = tuple(
-            (one[0] * another[0], (*one[1], *another[1])) for one, another in product(self.products, other.products)
-        )
+        both = tuple((one[0] * another[0], (*one[1], *another[1])) for one, another in product(self.products, other.products))
         return _Piece(f"{self.name}:{other.name}", both, min(ends), max(ends))
 
     @property
@@ -197,7 +198,7 @@ def _terms(right: str) -> list[tuple[str, ...]]:
     try:
         found = list(DefaultFormulaParser(include_intercept=True).get_terms(right))
         terms = [tuple(str(factor.expr) for factor in term.factors) for term in found]
-    except Exception as error:  # noqa: BLE001  what a parser of texts raises is its own affair; nothing was read but a text
+    except Exception as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigurationError(f"{right!r} cannot be read: {why}", "Write terms as in age + C(sex) * treated.") from error
     if ("1",) not in terms:
@@ -461,9 +462,7 @@ class _Reader:
         bases = [CubicSpline(places, np.eye(len(places))[at], bc_type="natural") for at in range(1, len(places))]
         return self._pieces(text, word, low, high, bases, first=2)
 
-    def _spline(
-        self, text: str, call: ast.Call, more: Sequence[str]
-    ) -> tuple[str, list[float], tuple[float, float], int]:
+    def _spline(self, text: str, call: ast.Call, more: Sequence[str]) -> tuple[str, list[float], tuple[float, float], int]:
         """The column as it is written, inner knots, bounds and degree; what the records would have to tell is refused."""
         given = {each.arg or "**": each.value for each in call.keywords}
         if len(call.args) != 1 or (unknown := sorted(given.keys() - {"knots", "lower_bound", "upper_bound", "df", *more})):
@@ -516,28 +515,24 @@ class _Reader:
             )
         return name
 
-    def _pieces(
-        self, text: str, word: str, low: float, high: float, bases: Iterable[Any], *, first: int
-    ) -> _Factor:
+    def _pieces(self, text: str, word: str, low: float, high: float, bases: Iterable[Any], *, first: int) -> _Factor:
         """Piecewise polynomials as sums of truncated powers, times the share of the range that x lies above each knot."""
-        made, width = [], high - low
+        made, width = list[_Piece](), high - low
         for place, basis in enumerate(bases, first):
-            inside = [at for at in range(len(basis.x) - 1) if basis.x[at] < basis.x[at + 1]]
-            degree = len(basis.c) - 1
-            products, before = list[tuple[float, tuple[str, ...]]](), np.zeros(degree + 1)
-            for at in inside:
-                here, own = float(basis.x[at]), np.asarray(basis.c[:, at], dtype=np.float64)
-                jump = own - _moved(before, here - last) if products or at != inside[0] else own
-                for power, value in zip(range(degree, -1, -1), jump, strict=True):
-                    size = float(value) * width**power
-                    if abs(size) > 1e-9 * max(1.0, float(np.abs(basis.c[-1]).max())) and (power == degree or at == inside[0]):
-                        share = f"above({_quoted(word)}, {here!r})"
-                        products.append((float(value), (share,) * power))
-                before, last = own, here
+            pieces = [at for at in range(len(basis.x) - 1) if basis.x[at] < basis.x[at + 1]]
+            degree, before, products = len(basis.c) - 1, 0.0, list[tuple[float, tuple[str, ...]]]()
+            for at in pieces:  # a spline's lower derivatives have no jump at a knot
+                powers = range(degree + 1) if at == pieces[0] else (degree,)
+                for power in powers:
+                    value = float(basis.c[degree - power, at]) - (before if power == degree else 0.0)
+                    if abs(value) * width**power > NOTHING:
+                        share = f"above({_quoted(word)}, {float(basis.x[at])!r})"
+                        products.append((value, (share,) * power))
+                before = float(basis.c[0, at])
             grid = np.unique(np.concatenate([np.linspace(low, high, 4001), _extremes(basis)]))
             values = basis(grid)
             ends = float(values.min()), float(values.max())
-            ends = 0.0 if abs(ends[0]) < 1e-9 else ends[0], ends[1]
+            ends = 0.0 if abs(ends[0]) < NOTHING else ends[0], ends[1]
             made.append(_Piece(f"{text}[{place}]", tuple(products) or ((0.0, ()),), *ends))
         return _Factor(text, tuple(made))
 
@@ -668,12 +663,6 @@ def _extremes(basis: Any) -> Any:
     return roots[np.isfinite(roots)]
 
 
-def _moved(coefficients: Any, by: float) -> Any:
-    """A polynomial (highest power first) about a point farther right."""
-    found = np.polynomial.polynomial.Polynomial(coefficients[::-1])(np.polynomial.polynomial.Polynomial([by, 1.0]))
-    return np.pad(found.coef, (0, len(coefficients) - len(found.coef)))[::-1]
-
-
 def _scaled(piece: _Piece, factor: float) -> _Piece:
     ends = sorted([piece.low * factor, piece.high * factor])
     return _Piece(piece.name, tuple((own * factor, rest) for own, rest in piece.products), ends[0], ends[1])
@@ -739,5 +728,3 @@ def offset_parameters(exposure: str, schema: DatasetSchema, derive: Mapping[str,
     name = f"log({exposure})"
     number = {"number": f"log({_quoted(exposure)})", "low": math.log(domain.low), "high": math.log(domain.high)}
     return {"offset": name, "derive": {name: number}}
-
-

@@ -85,9 +85,7 @@ class PaperTable:
 
     def to_latex(self) -> str:
         """A ``table`` with ``booktabs`` rules."""
-        lines = [
-            rf"{chr(92)}quad " * line.indent + escaped_row((line.name, *line.cells)) for line in self.lines
-        ]
+        lines = [rf"{chr(92)}quad " * line.indent + escaped_row((line.name, *line.cells)) for line in self.lines]
         notes = [rf"\par\smallskip\footnotesize {escaped_tex(note)}" for note in self.notes]
         return "\n".join([
             r"\begin{table}", rf"\caption{{{escaped_tex(self.title)}}}",
@@ -106,7 +104,7 @@ class PaperTable:
         return self.text
 
 
-# -- figures -------------------------------------------------------------------------------------------------------------------
+# -- figures ------------------------------------------------------------------------------------------------------------------
 
 
 def p_text(p: float | None) -> str:
@@ -157,7 +155,7 @@ def _count(figure: Any) -> str:
     return f"{max(round(figure['value']), 0):,}" if _told(figure) else _untold(figure)
 
 
-# -- names ---------------------------------------------------------------------------------------------------------------------
+# -- names --------------------------------------------------------------------------------------------------------------------
 
 
 class Names:
@@ -181,6 +179,9 @@ class Names:
         """A column's label, or its name."""
         return self._labels.get(name, name.replace("_", " "))
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns or name in self._labels
+
     def unit(self, name: str, stated: str = "") -> str:
         """A numeric column's unit."""
         column = self._columns.get(name)
@@ -202,7 +203,7 @@ class Names:
         return re.sub(rf"(?<![\w.])(?:{names})(?![\w.])", lambda found: self._labels[found[0]], text)
 
 
-# -- table one -----------------------------------------------------------------------------------------------------------------
+# -- table one ----------------------------------------------------------------------------------------------------------------
 
 
 def paper_tables(
@@ -266,9 +267,7 @@ def _table_one(
     sizes = [_size(group, by, numbers, counts) for group in groups]
     heads = [f"{_group_name(group, by, names)} (n = {size})" for group, size in zip(groups, sizes, strict=True)]
     title = f"Table 1. Characteristics{' by ' if by else ''}{', '.join(names.label(name) for name in by)}"
-    return PaperTable(
-        title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), _notes(lines, private)
-    )
+    return PaperTable(title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), _notes(lines, private))
 
 
 def _notes(lines: Sequence[Line], private: bool) -> tuple[str, ...]:
@@ -299,9 +298,7 @@ def _group_name(group: Sequence[str], by: Sequence[str], names: Names) -> str:
     return ", ".join(f"{names.label(name)}: {level}" for name, level in zip(by, group, strict=True))
 
 
-def _size(
-    group: Sequence[str], by: Sequence[str], numbers: Mapping[str, list[Row]], counts: Mapping[str, list[Row]]
-) -> str:
+def _size(group: Sequence[str], by: Sequence[str], numbers: Mapping[str, list[Row]], counts: Mapping[str, list[Row]]) -> str:
     """How many records a group has: all levels of a category, with what is missing; else those with a number."""
     for rows in counts.values():
         own = [row["count"] for row in rows if _group(row, by) == tuple(group)]
@@ -312,9 +309,7 @@ def _size(
     return f"{max(round(max(told)), 0):,}" if told else DASH
 
 
-def _order(
-    one: str, numbers: Mapping[str, Any], counts: Mapping[str, Any], names: Names
-) -> list[str]:
+def _order(one: str, numbers: Mapping[str, Any], counts: Mapping[str, Any], names: Names) -> list[str]:
     asked = [query for query in names.parameters.get("query", ()) if query.get("kind") == "table-one"]
     stated = [name for query in asked if query.get("name", "table-one") == one for name in query.get("over", ())]
     if not stated and names.schema is not None:
@@ -371,14 +366,14 @@ def _seen(figure: Any) -> bool:
 
 
 def _share(row: Row) -> str:
-    count, share = row.get("count"), row.get("share")
+    count, share = row.get("count", {}), row.get("share", {})
     if not _told(count):
         return _untold(count)
     return f"{_count(count)} ({100.0 * share['value']:.1f})" if _told(share) else f"{_count(count)} ({_untold(share)})"
 
 
 def _mean(row: Row) -> str:
-    mean, spread = row.get("mean"), row.get("standard_deviation")
+    mean, spread = row.get("mean", {}), row.get("standard_deviation", {})
     if not _told(mean):
         return _untold(mean)
     digits = digits_of(float(spread["value"])) if _told(spread) else 1
@@ -400,7 +395,7 @@ def _plain(value: float, digits: int) -> str:
     return text.lstrip("-") if float(text.replace(",", "")) == 0.0 else text.replace("-", "−")
 
 
-# -- regressions ---------------------------------------------------------------------------------------------------------------
+# -- regressions --------------------------------------------------------------------------------------------------------------
 
 
 def _regression(name: str, rows: Sequence[Row], names: Names, *, private: bool) -> PaperTable:
@@ -424,7 +419,7 @@ def _regression(name: str, rows: Sequence[Row], names: Names, *, private: bool) 
             lines.append(Line(term.reference, (f"{'1' if key in RATIOS else '0'} [reference]", ""), 1))
             open_column = term.column
         lines.append(Line(term.level, (figure, p), 1))
-    outcome = names.replaced(str(names.parameters.get("outcome", name)))
+    outcome = re.sub("[\"']", "", names.replaced(str(names.parameters.get("outcome", name))))
     family = {"odds_ratio": "Logistic", "rate_ratio": "Poisson", "hazard_ratio": "Cox"}.get(key, "Linear")
     title = f"{family} regression of {outcome}" + ("" if name == "coefficients" else f" ({name})")
     return PaperTable(title, ("Term", head, "P value"), tuple(lines), _notes(lines, private))
@@ -482,15 +477,22 @@ def terms_of(rows: Sequence[Row], names: Names) -> Iterator[Term]:
         unit = str(row.get("unit") or "")
         per = per or (unit.rpartition(" per ")[2] if " per " in unit else "")
         column, level, reference = known.get(name, ("", "", ""))
-        label = names.label(name) if name in over else names.replaced(name)
+        label = names.label(name) if name in names else _of_design(names.replaced(name))
         shown = f"{label}, per {_SINGULAR.get(per, per)}" if per and per != "1" and not level else label
         yield Term(name, shown, column, level, reference, row)
+
+
+def _of_design(name: str) -> str:
+    """``C(sex)[T.m]:age`` as ``sex: m × age``."""
+    bare = re.sub(r"\bC\(([^,()]+)(?:,[^\[]*)?\)(?=\[)", r"\1", name)
+    parts = re.sub(r"\[T?\.?([^\[\]0-9][^\[\]]*)\]", "\0\\1", bare).replace(":", " × ")
+    return parts.replace("\0", ": ")
 
 
 _SINGULAR = {f"{unit}s": unit for unit in ("year", "month", "week", "day", "hour", "minute", "second", "point", "cigarette")}
 
 
-# -- survival ------------------------------------------------------------------------------------------------------------------
+# -- survival -----------------------------------------------------------------------------------------------------------------
 
 _OF_CURVES = {"figure", "time", "unit", "value", "at_risk", "column", "quantile"}
 
@@ -519,7 +521,11 @@ def _survival(name: str, rows: Sequence[Row], tests: Sequence[Row], names: Names
         for test in tests
         if (p := p_text(test.get("p_value"))) != DASH
     ]
-    time = str(names.parameters.get("query", [{}])[0].get("over", [name])[0]) if len(names.parameters.get("query", ())) == 1 else ""
+    time = (
+        str(names.parameters.get("query", [{}])[0].get("over", [name])[0])
+        if len(names.parameters.get("query", ())) == 1
+        else ""
+    )
     title = f"Survival{f', {names.label(time)}' if time else ''}"
     return PaperTable(title, ("", *groups), lines, (*notes, *_notes(lines, private)))
 
@@ -534,7 +540,7 @@ def _interval(figure: Any, factor: float) -> str:
     return f"{_plain(value, digits)} ({' to '.join(ends)})"
 
 
-# -- subgroups -----------------------------------------------------------------------------------------------------------------
+# -- subgroups ----------------------------------------------------------------------------------------------------------------
 
 SUBGROUPS = "subgroups"
 """The table of a treatment's effect among all; those by subgroup are named after it, with a number."""
@@ -591,7 +597,7 @@ def _subgroup_table(tables: Mapping[str, Sequence[Row]], names: Names, *, privat
     return PaperTable(names.replaced(told), ("Subgroup", "Odds ratio (95% CI)", "P value"), lines, notes)
 
 
-# -- Word ----------------------------------------------------------------------------------------------------------------------
+# -- Word ---------------------------------------------------------------------------------------------------------------------
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
@@ -631,9 +637,8 @@ def _paragraph(text: str, *, bold: bool = False, indent: int = 0, small: bool = 
 
 
 def _word_table(table: PaperTable) -> str:
-    rule, thin = ('<w:{0} w:val="single" w:sz="%d" w:space="0" w:color="000000"/>' % size for size in (12, 6))
-    edges = f"<w:tblBorders>{rule.format('top')}{rule.format('bottom')}</w:tblBorders>"
-    rows = [_word_row(table.head, 0, bold=True, below=thin.format("bottom"))]
+    edges = f"<w:tblBorders>{_rule('top', 12)}{_rule('bottom', 12)}</w:tblBorders>"
+    rows = [_word_row(table.head, 0, bold=True, below=_rule("bottom", 6))]
     rows += [_word_row((line.name, *line.cells), line.indent) for line in table.lines]
     widths = "".join("<w:gridCol/>" for _ in table.head)
     look = f'<w:tblPr><w:tblW w:w="0" w:type="auto"/>{edges}</w:tblPr><w:tblGrid>{widths}</w:tblGrid>'
@@ -641,9 +646,14 @@ def _word_table(table: PaperTable) -> str:
     return f"{_paragraph(table.title, bold=True)}<w:tbl>{look}{''.join(rows)}</w:tbl>{notes}{_paragraph('')}"
 
 
+def _rule(side: str, eighths: int) -> str:
+    return f'<w:{side} w:val="single" w:sz="{eighths}" w:space="0" w:color="000000"/>'
+
+
 def _word_row(cells: Sequence[str], indent: int, *, bold: bool = False, below: str = "") -> str:
-    border = f"<w:tcPr><w:tcW w:w=\"0\" w:type=\"auto\"/>{f'<w:tcBorders>{below}</w:tcBorders>' if below else ''}</w:tcPr>"
+    border = f'<w:tcPr><w:tcW w:w="0" w:type="auto"/>{f"<w:tcBorders>{below}</w:tcBorders>" if below else ""}</w:tcPr>'
     inner = (
-        f"<w:tc>{border}{_paragraph(text, bold=bold, indent=0 if place else indent)}</w:tc>" for place, text in enumerate(cells)
+        f"<w:tc>{border}{_paragraph(text, bold=bold, indent=0 if place else indent)}</w:tc>"
+        for place, text in enumerate(cells)
     )
     return f"<w:tr>{'<w:trPr><w:cantSplit/><w:tblHeader/></w:trPr>' if bold else ''}{''.join(inner)}</w:tr>"

@@ -208,7 +208,10 @@ def forest(canvas: Any, lines: Sequence[Shown], key: str, title: str = "Term", o
         words.text(1.0, place, line.p, va="center", ha="right")
         if not _told(line.figure):
             continue
-        ends = [low if line.figure["low"] is None else line.figure["low"], high if line.figure["high"] is None else line.figure["high"]]
+        ends = [
+            low if line.figure["low"] is None else line.figure["low"],
+            high if line.figure["high"] is None else line.figure["high"],
+        ]
         for end, limit, mark in ((ends[0], low, "<"), (ends[1], high, ">")):
             if (end < limit) if mark == "<" else (end > limit):
                 axes.plot(limit, place, mark, color=COLOURS[0], markersize=5, clip_on=False)
@@ -235,7 +238,7 @@ def _scale(axes: Any, head: str, *, log: bool) -> None:
             if len(places) <= 7:
                 break
         if len(places) < 3:
-            steps = [at for at in (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5) if low <= at <= high]
+            steps = [at for at in (0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5) if low <= at <= high]
             places = steps if len(steps) >= 2 else places
         axes.xaxis.set_major_locator(ticker.FixedLocator(places))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
@@ -270,5 +273,3 @@ def _label(row: Row, names: Names) -> str:
     ]
     parts += [f"quantile {row['quantile']:g}"] if "quantile" in row else []
     return ", ".join(parts) or "All"
-
-

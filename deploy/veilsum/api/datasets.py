@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from veilsum.api.options import Names, Options, Question, as_list, merged
 from veilsum.api.studies import Study
 from veilsum.formulas import formula_parameters, has_formula, offset_parameters
+from veilsum.papers import SUBGROUPS
 from veilsum.request import EVALUATION, load_study_request
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.study.schema import DatasetSchema
@@ -96,6 +97,22 @@ class Dataset:
     def independence(self, row: str, column: str, *, where: str = "", **options: Unpack[Options]) -> Study:
         """A table of two columns with categories, with the test that they are independent."""
         return self._ask("independence", options, over=(row, column), where=where)
+
+    def subgroups(self, treatment: str, outcome: str, by: Names, *, where: str = "", **options: Unpack[Options]) -> Study:
+        """The odds ratio of an outcome by treatment among all and by subgroup, for one forest: ``run().plot()``.
+
+        Args:
+            treatment: a category, whose first level is compared with the others.
+            outcome: a category of two levels, the second of which is the event.
+            by: columns with categories, each of which makes subgroups of its own.
+            where: which records.
+            options: of the study.
+        """
+        names = as_list(by)
+        common = {"kind": "independence", "over": [treatment, outcome], **({"where": where} if where else {})}
+        asked = [{**common, "name": SUBGROUPS}]
+        asked += [{**common, "name": f"{SUBGROUPS}-{place}", "by": [name]} for place, name in enumerate(names, 1)]
+        return self.statistics(*asked, **options)
 
     def correlation(self, over: Sequence[str], *, where: str = "", **options: Unpack[Options]) -> Study:
         """Correlations of numbers."""
@@ -330,7 +347,7 @@ class Dataset:
         if has_formula(outcome):
             if asked["over"]:
                 raise Misuse(f"{outcome!r} is a formula, and `over` names terms as well.", "State them in one of the two.")
-            found = formula_parameters(family, outcome, self.schema, {**self.options, **options}.get("derive", {}))
+            found = formula_parameters(family, outcome, self.schema, merged(self.options, options).get("derive", {}))
             asked = {name: found[name] for name in ("outcome", "over")}
             stated |= {"reference": found["reference"]} if found["reference"] else {}
             options = merged(options, {"derive": found["derive"]} if found["derive"] else {})

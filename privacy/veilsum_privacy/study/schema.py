@@ -35,7 +35,6 @@ def _unstated(label: str) -> bool:
     return not label  # studies signed before do not state it
 
 
-
 class _Fillable(Frozen):
     """A column of which a draft may leave keys open, for a person to fill in."""
 

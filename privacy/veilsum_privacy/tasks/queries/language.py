@@ -215,6 +215,20 @@ class Columns:
             return self.sources(self._cuts[name][0])
         return (name,)
 
+    @property
+    def derived(self) -> frozenset[str]:
+        """The columns that are no part of the schema."""
+        return frozenset(self._cuts) | self._sums.keys()
+
+    def origins(self, name: str) -> frozenset[str]:
+        """The columns of the schema, or its label, that one is computed of; itself, if it is one of these."""
+        if name in self._cuts:
+            return self.origins(self._cuts[name][0])
+        terms = self._sums.get(name)
+        if terms is None:
+            return frozenset([name])
+        return frozenset().union(*(self.origins(source) for term in terms for source in term.sources))
+
     def cuts(self, name: str) -> tuple[float, ...]:
         """Where, on its source, a column cut into levels changes; empty for others."""
         return tuple(self._cuts[name][1][1:-1].tolist()) if name in self._cuts else ()
