@@ -93,7 +93,7 @@ def padded(values: Floats, p: int) -> Floats:
     return np.pad(values, [(0, p - values.shape[0])] if values.ndim == 1 else [(0, 0), (0, p - values.shape[1])])
 
 
-def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, most: float) -> Floats:
+def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, most: float, offset: float = 0.0) -> Floats:
     """gamma (k,) after one step from the model without terms.
 
     Args:
@@ -101,13 +101,14 @@ def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, 
         outcomes: sum c^2 z y, (p,), with the weights of ``gram``.
         whiten: W (p, k).
         most: largest mean of counts.
+        offset: about what records' offsets add to the linear predictor.
     """
     number = max(float(gram[0, 0]), 1e-9)
     smallest, largest = (0.02, 0.98) if family == "logistic" else (1e-3 * most, most)
     mean = min(max(float(outcomes[0]) / number, smallest), largest)
     variance = mean * (1.0 - mean) if family == "logistic" else mean
     null = np.zeros(len(gram))
-    null[0] = link(family, mean)
+    null[0] = link(family, mean) - offset
     step = whiten.T @ (outcomes - mean * gram[:, 0]) / (variance * number)
     return np.asarray(np.linalg.pinv(whiten) @ null + limited(step), dtype=np.float64)
 

@@ -266,7 +266,7 @@ def printed_tables(
     found = paper_tables(known, study, nonnormal, private=private)
     printed = set(found)
     for name, rows in all_tables(result).items():
-        if name in printed or name in ("queries", SUMMARY, "score") or belongs(name, printed):
+        if name in printed or name == "queries" or (printed and name in (SUMMARY, "score")) or belongs(name, printed):
             continue
         names = column_names(rows)
         lines = (Line(cell(row.get(names[0])), tuple(cell(row.get(key)) for key in names[1:])) for row in rows)

@@ -39,7 +39,10 @@ from veilsum_coordinator.parts.federation import Federation, Release, released_n
 from veilsum_coordinator.parts.first_moments import FirstMoments, fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
+    MOST_STRATA,
     ends_request,
+    entries_request,
+    entry_column,
     event_condition,
     fit_hazards,
     hazard_step,
@@ -64,6 +67,7 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
+from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import (
     coefficients,
     score_row,
@@ -86,13 +90,16 @@ PRODUCT_NOISE = 0.1
 
 Row = dict[str, Any]
 
+OFFSET = "offset"
+"""Name of the first release's query about offsets."""
+
 MOMENTS, QUERY = "moments", "coefficients"
 """Label of the first release, and name of its query and of the result's table."""
 
 STEPS = ("newton-1", "newton-2", "newton-3")
 """Labels of the others."""
 
-EXACT_STEPS = (*STEPS, "newton-4", "newton-5")
+EXACT_STEPS = (*STEPS, "newton-4", "newton-5", "newton-6")
 """The same without noise, where a step costs a round alone: the last one then moves nothing that float64 shows."""
 
 SHARES = (0.20, 0.15, 0.20, 0.45)
@@ -132,6 +139,8 @@ class RegressionParameters(Frozen):
         reference: by category, the level that others are compared with, such as ``{ stage = "II" }``; by default the first.
         offset: of ``poisson``, a numeric column that is added to the linear predictor: the logarithm of the time, or of the
             number, that a record's count is of.
+        entry: of ``cox``, a numeric column in the time's unit: from when on a record was followed; by default the start.
+        strata: of ``cox``, a category whose levels have baselines of their own; ratios are of all of them together.
         person: in a study whose unit is the subject, how a person's records become one
             (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
         at_most: in its place, how many of a person's records count.
@@ -153,6 +162,8 @@ class RegressionParameters(Frozen):
     most: Real | None = Field(default=None, gt=0, le=1e6)
     reference: dict[ColumnName, str] = Field(default_factory=dict, exclude_if=lambda of: not of)
     offset: str = Field(default="", exclude_if=lambda of: not of)
+    entry: str = Field(default="", exclude_if=lambda of: not of)
+    strata: str = Field(default="", exclude_if=lambda of: not of)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
     # a study of the model's errors is signed in the form that it always had, without naming them
@@ -181,15 +192,21 @@ class Regression(Method[RegressionParameters]):
             raise ConfigurationError("Only counts have a largest mean, `most`.", "Leave it out.")
         if parameters.per and parameters.family == "linear":
             raise ConfigurationError("Coefficients of numbers are per unit; `per` is of ratios.", "Leave it out.")
-        if parameters.family != "cox" and (parameters.event or parameters.censored or parameters.edges):
-            raise ConfigurationError('`event`, `censored` and `edges` are of family = "cox".', "Leave them out.")
+        of_times = parameters.event, parameters.censored, parameters.edges, parameters.entry, parameters.strata
+        if parameters.family != "cox" and any(of_times):
+            raise ConfigurationError(
+                '`event`, `censored`, `edges`, `entry` and `strata` are of family = "cox".', "Leave them out."
+            )
+        if parameters.offset and parameters.family != "poisson":
+            raise ConfigurationError("An offset is of counts, the logarithm of what they are counted in.", "Leave it out.")
         persons = {"person": parameters.person, "at_most": parameters.at_most}
         try:
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
+            if parameters.entry:
+                derived.append(entry_column(parameters.entry, parameters.outcome, columns))
+                columns = Columns(inputs.schema, derived)
             asked = expand(_asked(parameters, columns), columns)
-            if not inputs.private:
-                asked = tuple(query.model_copy(update={"unshortened": query.kind == "linear"}) for query in asked)
             _check_references(parameters, columns)
             largest = inputs.sites * inputs.schema.max_records
             exact = inputs.exact_rows(persons)
@@ -219,12 +236,15 @@ class Regression(Method[RegressionParameters]):
         parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns, *, private: bool
     ) -> NewtonStepParameters | HazardStepParameters:
         if parameters.family == "cox":
-            return hazard_step(parameters.outcome, query, derived)
+            levels = len(columns.level_names(parameters.strata)) if parameters.strata else 1
+            late = bool(parameters.entry)
+            return hazard_step(parameters.outcome, query, derived, parameters.strata, levels, late=late)
         question = LinearRegression(query, columns)
         family: newton.Family = "logistic" if parameters.family == "logistic" else "poisson"
         return NewtonStepParameters(
             query=query.model_copy(update={"scale": 1}),
             derived=tuple(derived),
+            offset=parameters.offset,
             family=family,
             most=1.0 if family == "logistic" else parameters.most or question.outcome.high / 2.0,
             length=(newton.REACH if private else newton.UNSHORTENED) * math.sqrt(len(question.terms) + 1),
@@ -263,18 +283,20 @@ class Regression(Method[RegressionParameters]):
                 tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly, reference)))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
+        offset = _mean_offset(study, first.values, first.noise_std)
         if (none := moments.no_outcome(family)) is not None:
             fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
             fit = fit_hazards(federation, first, QUERY, _steps(study), term_names(question))
         else:
-            fit = fit_newton(federation, moments, _steps(study), "logistic" if family == "logistic" else "poisson", most)
-        infinite = moments.infinite(fit, family, most)
+            kind: newton.Family = "logistic" if family == "logistic" else "poisson"
+            fit = fit_newton(federation, moments, _steps(study), kind, most, offset)
+        infinite = moments.infinite(fit, family, most, offset=offset)
         if isinstance(fit, NewtonFit | HazardFit):
             fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]])
         if isinstance(fit, HazardFit):
             summary["queries"][0] |= fit.baseline_told
-        told_infinite = moments.infinite(fit, family, most, reference)
+        told_infinite = moments.infinite(fit, family, most, reference, offset)
         told = {"per": _units(study), "infinite": told_infinite, "reference": reference}
         rows = partial(_rows, question=question, name=RATIOS[family], told=told)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
@@ -283,6 +305,8 @@ class Regression(Method[RegressionParameters]):
             SCORE: partial(score_row, fit, question, moments.gram),
         }
         tables = told_tables(self.name, of_fit)
+        if study.parameters.get("offset"):
+            tables[SCORE] = []  # a score without its offset would predict another thing
         if clustered and isinstance(fit, NewtonFit | HazardFit):
             told_apart = cluster(federation, first, fit, moments.rate)
             tables = _told_twice(tables, told_rows(errors, partial(rows, told_apart)))
@@ -314,11 +338,36 @@ def _listed(value: Any) -> Any:
 def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequest]:
     """The queries of the first release."""
     about = QueryRequest(name=QUERY, kind="linear", outcome=parameters.outcome, over=parameters.over, where=parameters.where)
+    if parameters.offset:
+        columns.number(parameters.offset, "offset")
+        if parameters.offset in parameters.over:
+            raise ConfigurationError(f"{parameters.offset!r} is an offset and a term.", "Name it as one of the two.")
+        return [about, QueryRequest(name=OFFSET, kind="mean", over=(parameters.offset,), where=parameters.where)]
     if parameters.family != "cox":
         return [about]
+    if parameters.strata:
+        levels = columns.levels(parameters.strata, "strata")
+        if len(levels) > MOST_STRATA or parameters.strata in parameters.over:
+            raise ConfigurationError(
+                f"strata: {parameters.strata!r} has {len(levels)} levels, of {MOST_STRATA} at most, and is no term.",
+                "Merge levels, or leave it out of the terms.",
+            )
     time, event, censored, where = parameters.outcome, parameters.event, parameters.censored, parameters.where
-    ends = ends_request(time, event, censored, parameters.edges, where, columns)
-    return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends]
+    ends = ends_request(time, event, censored, parameters.edges, where, columns, parameters.strata)
+    entries = [entries_request(ends)] if parameters.entry else []
+    return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends, *entries]
+
+
+def _mean_offset(study: Study, values: Mapping[str, Floats], stds: Mapping[str, float]) -> float:
+    """The logarithm of the mean of what offsets are the logarithms of, if these are normal; 0 where there are none."""
+    found = [each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if each.query.name == OFFSET]
+    if not found:
+        return 0.0
+    (question,) = found
+    rows = list(question.answer(ReleasedPart(question.query, values, stds)))
+    domain = question.columns.number(question.query.over[0], OFFSET)
+    mean, deviation = (rows[0][name].get("value") for name in ("mean", "standard_deviation"))
+    return domain.middle if mean is None else float(mean) + float(deviation or 0.0) ** 2 / 2.0
 
 
 def _check_units(parameters: RegressionParameters, question: LinearRegression) -> None:

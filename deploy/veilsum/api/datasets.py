@@ -261,6 +261,8 @@ class Dataset:
         event: str,
         censored: Names,
         edges: Any = (),
+        entry: str = "",
+        strata: str = "",
         per: Mapping[str, float] | None = None,
         where: str = "",
         errors: Errors | None = None,
@@ -274,6 +276,8 @@ class Dataset:
             event: column that tells how each ended.
             censored: its categories that do not count as the event.
             edges: of the intervals in which ends are counted first; 40 equal ones by default.
+            entry: column of the time, in the same unit, from which on a record was followed.
+            strata: category whose levels have baselines of their own.
             per: for a change of how many units of a term its ratio is given, such as ``{"age": 10}``.
             where: which records.
             errors: of a ``model`` whose records are independent; or ``clustered`` by site, where effects may differ between
@@ -281,6 +285,7 @@ class Dataset:
             options: of the study.
         """
         more = {"event": event, "censored": as_list(censored), "edges": edges, "per": per, "where": where}
+        more |= {"entry": entry, "strata": strata}
         return self._regress("cox", time, over, options, errors, **more)
 
     # -- models ------------------------------------------------------------------------------------------------------------
