@@ -629,7 +629,7 @@ def documents_of(tables: Sequence[PaperTable]) -> bytes:
 
 
 def _paragraph(text: str, *, bold: bool = False, indent: int = 0, small: bool = False) -> str:
-    kept = "".join(letter for letter in text if letter >= " " or letter in "\t")  # XML 1.0 has no other control characters
+    kept = re.sub("[^\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", " ", text)  # XML 1.0 has no others
     run = ("<w:b/>" if bold else "") + f'<w:sz w:val="{16 if small else 20}"/>'
     space = '<w:spacing w:before="20" w:after="20"/>' + (f'<w:ind w:left="{240 * indent}"/>' if indent else "")
     shown = f'<w:t xml:space="preserve">{html.escape(kept, quote=False)}</w:t>'
