@@ -91,8 +91,10 @@ def test_docstrings_hold(module: str) -> None:
     assert doctest.testmod(import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 
 
-def test_the_page_holds() -> None:
-    found = doctest.testfile(str(ROOT / "docs" / "api.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+@pytest.mark.parametrize("page", ["api.md", "papers.md"])
+def test_the_page_holds(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.attempted > 20
     assert found.failed == 0
 
