@@ -415,7 +415,7 @@ def test_with_noise_intervals_hold_the_truth(family: str) -> None:
         name="fit", method="regression", dataset="records", data=FRAMED, parameters=parameters, privacy=demand(8.0),
         expected_records=2000,
     )  # fmt: skip
-    study, held = agreed(request, sites), {name: 0 for name in truth}
+    study, held = agreed(request, sites), dict.fromkeys(truth, 0)
     for seed in range(30):
         rows = (
             METHODS["regression"].run(federation_of(study, split_records(drawn(8000, seed), 4), seed)).summary["coefficients"]

@@ -167,10 +167,12 @@ class Fitted:
         return set().union(*(columns.origins(name) for name in (*over, *([offset] if offset else []))))
 
     def _predictor(self, columns: Columns, schema: DatasetSchema, records: Any, by_term: Mapping[str, float]) -> Floats:
+        from veilsum_coordinator.methods.regression import RegressionParameters
+
         assert self.study is not None  # noqa: S101
         parameters = self.study.parameters
         over, offset = [str(name) for name in parameters["over"]], str(parameters.get("offset", ""))
-        per = parameters.get("per", {})
+        per = RegressionParameters.model_validate(parameters).per  # numbers are signed as texts
         record = record_of(schema.width, labelled=schema.label is not None)
         cells = columns.cells(record, [*over, *([offset] if offset else [])])
         eta: Any = by_term.get("constant", 0.0)
