@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
-from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials
+from veilsum_privacy.securesum.products import KeyProducts, common_products
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
 from veilsum_privacy.securesum.rounding import gaussian_rounding
 
@@ -49,9 +49,7 @@ def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParamet
     """
     if words.ndim != 1 or not len(words) or int(words.max()) >= ring.plain_modulus:
         raise Misuse("Only words below the plain modulus can be encrypted.")
-    products = KeyProducts(key, ring)
-    for first, count, part in batches(len(words), ring):
-        product = products.times(common_polynomials(context, ring, first, count)).reshape(-1)[: part.stop - part.start]
+    for part, product in common_products(key, context, ring, len(words), KeyProducts):
         yield _plus_rounded(product, words[part], ring, source)
 
 

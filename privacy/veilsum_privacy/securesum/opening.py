@@ -17,7 +17,7 @@ from veilsum_privacy.securesum.check_words import sum_digest
 from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.key_shares import open_keys, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
-from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials, is_installed
+from veilsum_privacy.securesum.products import KeyProducts, common_products, is_installed
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
@@ -114,11 +114,10 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
         raise HostileInput("A sum needs the consent of every member of its cohort.")
     check_contribution(total, plan)
     keys = open_keys(total.share, plan.ring, context, consents)
-    products = KeyProducts(keys, plan.ring) if is_installed() else IntegerProducts(keys, plan.ring)
+    multiplier = KeyProducts if is_installed() else IntegerProducts
     words = np.empty(plan.words, dtype=np.uint64)
     prime = np.uint64(plan.ring.prime)
-    for first, count, part in batches(plan.words, plan.ring):
-        pads = products.times(common_polynomials(context, plan.ring, first, count)).reshape(-1)[: part.stop - part.start]
+    for part, pads in common_products(keys, context, plan.ring, plan.words, multiplier):
         phase = total.coefficients[part] + prime - pads
         phase -= prime * (phase >= prime)
         words[part] = _rounded(phase, plan.ring, plan.cohort)
