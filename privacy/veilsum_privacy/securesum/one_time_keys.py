@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
+from veilsum_privacy.securesum.packed import pack_numbers, packed_blocks, unpack_numbers
 from veilsum_privacy.securesum.products import KeyProducts, common_products
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
 from veilsum_privacy.securesum.rounding import gaussian_rounding
@@ -93,7 +93,8 @@ def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingPara
 def coefficients_digest(coefficients: Words, ring: RingParameters) -> bytes:
     """SHA-256 over coefficients as they travel, all of one vector (32 bytes); also H(c_i) of a contribution."""
     state = begin_coefficients_digest(len(coefficients))
-    state.update(coefficients_to_bytes(coefficients, ring))
+    for block in packed_blocks(coefficients, ring.coefficient_bits):
+        state.update(block)
     return state.digest()
 
 

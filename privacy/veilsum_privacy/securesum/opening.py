@@ -97,7 +97,9 @@ def check_contribution(contribution: Contribution, plan: OneTimePlan) -> None:
         raise HostileInput("A coefficient of a contribution is out of range.")
 
 
-def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Words:
+def open_words(
+    total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes], into: Words | None = None
+) -> Words:
     """The opened words M, (plan.words,) below t, the self-masks of the data still on.
 
     Args:
@@ -105,6 +107,7 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
         plan: of the sum.
         context: the digest c.
         consents: of every member in the cohort's order, held to its receipt before.
+        into: where the words go, (plan.words,); the sum's own coefficients where nobody needs them any more.
 
     Raises:
         HostileInput: not a sum of exactly this cohort: of another form or size, its keys do not open, or it shows more error
@@ -115,7 +118,7 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
     check_contribution(total, plan)
     keys = open_keys(total.share, plan.ring, context, consents)
     multiplier = KeyProducts if is_installed() else IntegerProducts
-    words = np.empty(plan.words, dtype=np.uint64)
+    words = np.empty(plan.words, dtype=np.uint64) if into is None else into
     prime = np.uint64(plan.ring.prime)
     for part, pads in common_products(keys, context, plan.ring, plan.words, multiplier):
         phase = total.coefficients[part] + prime - pads

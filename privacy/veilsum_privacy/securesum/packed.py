@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import gcd
 from typing import NamedTuple
 
@@ -20,7 +21,12 @@ def packed_size(count: int, width: int) -> int:
 
 def pack_numbers(numbers: Words, width: int) -> bytes:
     """Pack (n,) numbers below 2^width, of 1 to 58 or 60 bits; the last byte is filled with zeros."""
-    return b"".join(_packed(numbers[start : start + _BLOCK], width) for start in range(0, len(numbers), _BLOCK))
+    return b"".join(packed_blocks(numbers, width))
+
+
+def packed_blocks(numbers: Words, width: int) -> Iterator[bytes]:
+    """The bytes of :func:`pack_numbers` in blocks of less than a mebibyte, of which one at a time is made."""
+    return (_packed(numbers[start : start + _BLOCK], width) for start in range(0, len(numbers), _BLOCK))
 
 
 def _packed(numbers: Words, width: int) -> bytes:
