@@ -28,18 +28,12 @@ Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
 
-def draw_key(ring: RingParameters, source: RandomSource) -> Integers:
-    """A fresh one-time key s: (N,) discrete Gaussians of variance 42. It serves one context and is never stored."""
-    zeros = np.zeros(ring.degree, dtype=np.uint64)
-    return gaussian_rounding(zeros, ring.plain_modulus, Fraction(KEY_VARIANCE), source)
-
-
 def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParameters, source: RandomSource) -> Iterator[Words]:
     """Encrypt (n,) words below t under a key of this context's own; yields coefficients below q, a batch of polynomials each.
 
     Args:
         words: masked words.
-        key: of :func:`draw_key`, drawn for this call.
+        key: of :func:`.short_keys.draw_key`, drawn for this call.
         context: the digest c.
         ring: the parameters.
         source: where the errors come from.
