@@ -327,12 +327,15 @@ def test_packed_numbers_come_back(width: int, count: int, random: object) -> Non
 
 
 @pytest.mark.parametrize("width", PACKED_WIDTHS)
-def test_long_vectors_are_packed_like_short_ones(width: int) -> None:
-    for count in (8191, 8192, 8200, 8255):
-        numbers = RNG.integers(0, 1 << width, count, dtype=np.uint64)
+def test_vectors_of_all_lengths_are_packed_alike(width: int) -> None:
+    """Few bits, many, whole groups of 64: every way of packing, held to one long integer; also what is no row in memory."""
+    for count in (300, 700, 3001, 8191, 8192, 8255):
+        numbers = RNG.integers(0, 1 << width, 2 * count, dtype=np.uint64)[::2]
+        numbers[:2] = 0, (1 << width) - 1
         data = pack_numbers(numbers, width)
-        pieces = [pack_numbers(numbers[start : start + 8000], width) for start in (0, 8000)]
-        assert data == b"".join(pieces)
+        octets = numbers.astype("<u8").reshape(-1, 1).view(np.uint8)
+        bits = np.unpackbits(octets, axis=1, bitorder="little")[:, :width]
+        assert int.from_bytes(data, "little") == int("".join(map(str, bits.ravel()[::-1])), 2)
         assert unpack_numbers(data, count, width, "vector").tolist() == numbers.tolist()
 
 

@@ -31,6 +31,10 @@ def packed_blocks(numbers: Words, width: int) -> Iterator[bytes]:
 
 def _packed(numbers: Words, width: int) -> bytes:
     shape = _groups(len(numbers), width)
+    if len(numbers) * width <= _FEW_TO_PACK:
+        octets = np.ascontiguousarray(numbers, dtype="<u8").view(np.uint8).reshape(-1, 8)
+        bits = np.unpackbits(octets, axis=1, bitorder="little")
+        return np.packbits(bits[:, :width], bitorder="little").tobytes()
     groups = np.zeros((shape.groups, shape.numbers), dtype="<u8")
     groups.reshape(-1)[: len(numbers)] = numbers
     packed = _pack_words(groups, width, shape) if shape.words else _pack_bytes(groups, width, shape)
@@ -56,6 +60,12 @@ def unpack_numbers(data: bytes | memoryview, count: int, width: int, what: str) 
 
 def _unpacked(data: bytes | memoryview, count: int, width: int) -> Words:
     shape = _groups(count, width)
+    if count * width <= _FEW_TO_UNPACK:
+        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count * width, bitorder="little").reshape(count, width)
+        octets = np.zeros((count, 8), dtype=np.uint8)
+        octets[:, : -(-width // 8)] = np.packbits(bits, axis=1, bitorder="little")
+        few: Words = octets.view("<u8").reshape(-1).astype(np.uint64, copy=False)
+        return few
     raw = np.zeros(shape.groups * shape.bytes, dtype=np.uint8)
     raw[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     groups = raw.reshape(shape.groups, shape.bytes)
@@ -76,6 +86,7 @@ class _Shape(NamedTuple):
 
 
 _LONG = 1 << 13
+_FEW_TO_PACK, _FEW_TO_UNPACK = 1 << 15, 1 << 14  # bits up to which taking every bit by itself is soonest
 
 
 def _groups(count: int, width: int) -> _Shape:
