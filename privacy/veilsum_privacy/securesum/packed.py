@@ -32,8 +32,7 @@ def packed_blocks(numbers: Words, width: int) -> Iterator[bytes]:
 def _packed(numbers: Words, width: int) -> bytes:
     shape = _groups(len(numbers), width)
     if len(numbers) * width <= _FEW_TO_PACK:
-        octets = np.ascontiguousarray(numbers, dtype="<u8").view(np.uint8).reshape(-1, 8)
-        bits = np.unpackbits(octets, axis=1, bitorder="little")
+        bits = np.unpackbits(np.ascontiguousarray(numbers, "<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
         return np.packbits(bits[:, :width], bitorder="little").tobytes()
     groups = np.zeros((shape.groups, shape.numbers), dtype="<u8")
     groups.reshape(-1)[: len(numbers)] = numbers
@@ -64,8 +63,7 @@ def _unpacked(data: bytes | memoryview, count: int, width: int) -> Words:
         bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count * width, bitorder="little").reshape(count, width)
         octets = np.zeros((count, 8), dtype=np.uint8)
         octets[:, : -(-width // 8)] = np.packbits(bits, axis=1, bitorder="little")
-        few: Words = octets.view("<u8").reshape(-1).astype(np.uint64, copy=False)
-        return few
+        return octets.view("<u8").reshape(-1).astype(np.uint64, copy=False)
     raw = np.zeros(shape.groups * shape.bytes, dtype=np.uint8)
     raw[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     groups = raw.reshape(shape.groups, shape.bytes)

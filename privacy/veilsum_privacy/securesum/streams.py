@@ -78,35 +78,25 @@ class WordStream:
 
     def take(self, count: int) -> Words:
         """The next ``count`` words, (count,) uint64."""
-        words = self._below(self._raw(count).astype(np.uint64, copy=False) & self._cut)
-        while len(words) < count:
-            words = np.concatenate([words, self.take(count - len(words))])
-        return words
+        return self._filled(self._raw(count).astype(np.uint64, copy=False) & self._cut)
 
     def _raw(self, count: int) -> NDArray[np.unsignedinteger]:
-        """So many words as the cipher gives them, neither cut nor rejected."""
         return np.frombuffer(self._encryptor.update(bytes(self._type.itemsize * count)), dtype=self._type)
 
-    def _below(self, words: Words) -> Words:
-        """Those of (n,) words that are below the bound."""
-        if self._bound is None:
+    def _filled(self, words: Words) -> Words:
+        """Words of this stream, of which those that are not below the bound give way to its next ones."""
+        if self._bound is None or (good := words < self._bound).all():
             return words
-        good = words < self._bound
-        return words if good.all() else words[good]
+        return np.concatenate([words[good], self.take(len(words) - int(good.sum()))])
 
     @staticmethod
     def total(added: Sequence[WordStream], subtracted: Sequence[WordStream], count: int, bound: int) -> Words:
-        """The next ``count`` words of some streams, all of this bound, less those of others: (count,), mod the bound.
+        """The next ``count`` words of some streams of this bound less those of others, mod the bound: (count,).
 
-        Args:
-            added, subtracted: 4,096 streams of words of 47 bits, 1,024 of 48 or 16 of 51 at most, so that sums fit 64 bits.
-            count: how many.
-            bound: of the words of all.
+        Sums fit 64 bits: of 4,096 streams of 47 bits, 1,024 of 48 or 16 of 51.
         """
         streams = [*added, *subtracted]
-        if not streams:
-            return np.zeros(count, dtype=np.uint64)
-        if streams[0]._bound is None:  # a power of two: words are cut once, in the end
+        if streams and streams[0]._bound is None:  # a power of two: words are cut once, in the end
             whole = np.zeros(count, dtype=streams[0]._type)
             for stream in added:
                 whole += stream._raw(count)
@@ -114,12 +104,12 @@ class WordStream:
                 whole -= stream._raw(count)
             return whole.astype(np.uint64, copy=False) & streams[0]._cut
         total = np.full(count, len(subtracted) * bound, dtype=np.uint64)
-        for place in range(0, len(streams), rows := max(1, _TOGETHER // count)):
-            group = streams[place : place + rows]  # few words each: as one array
-            words = np.concatenate([stream._raw(count) for stream in group]).reshape(-1, count) & streams[0]._cut
-            for row in np.flatnonzero((words >= bound).any(axis=1)):
-                good = group[row]._below(words[row])
-                words[row] = np.concatenate([good, group[row].take(count - len(good))])
+        rows = max(1, _TOGETHER // count)
+        for place in range(0, len(streams), rows):
+            group = streams[place : place + rows]
+            words = np.stack([stream._raw(count) for stream in group]) & group[0]._cut
+            if (words >= bound).any():
+                words = np.stack([stream._filled(row) for stream, row in zip(group, words, strict=True)])
             split = max(0, len(added) - place)
             total += words[:split].sum(axis=0)
             total -= words[split:].sum(axis=0)
