@@ -23,6 +23,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from sqlalchemy import delete, select
 
@@ -95,12 +96,20 @@ class Process:
             self._child.terminate()
 
     def pause(self) -> None:
-        """Stop the process where it is; its connections stay open."""
-        os.kill(self._child.pid, signal.SIGSTOP)
+        """Stop the process and those that it started where they are; their connections stay open."""
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
-        os.kill(self._child.pid, signal.SIGCONT)
+        """Let a paused process, and those that it started, go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send it to the process first, which then starts no other, and to all that it started."""
+        process = psutil.Process(self._child.pid)
+        process.send_signal(number)
+        for started in process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                started.send_signal(number)
 
     def kill(self) -> None:
         """End the process at once (SIGKILL) and reap it."""
