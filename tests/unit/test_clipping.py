@@ -365,3 +365,12 @@ def test_rows_of_integers_are_truncated_where_the_bound_does_not_divide_the_grid
 
 def test_the_largest_sum_is_the_largest_bound() -> None:
     assert MAX_VALUES * MAX_GRID == MAX_BOUND
+
+
+@pytest.mark.parametrize("clip", [0.5, 2.5, 10 / 64])
+def test_rows_of_integers_meet_a_bound_that_divides_the_grid_and_is_no_integer(clip: float) -> None:
+    rows = np.array([[0, 0], [2, 0], [-2, 1], [9, -9]])
+    found = truncate_to_grid(rows, clip, 65530)
+    want = truncate_to_grid(rows.astype(np.float64), clip, 65530)
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_array_equal(one, other)

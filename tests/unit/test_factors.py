@@ -19,10 +19,11 @@ from support.neighbours import SETTINGS, Setting, add_unit, exact_norm, network_
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
+from veilsum_privacy.mechanism import factors
 from veilsum_privacy.mechanism.factors import Entries, FactorSums, FineUnits, Gram, Outer, Products, Term, left_of
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
-from veilsum_privacy.mechanism.rows.symbols import record_of, traced
+from veilsum_privacy.mechanism.rows.symbols import opaque, record_of, traced
 from veilsum_privacy.study.study import Unit
 from veilsum_privacy.tasks.base import FactorTask
 from veilsum_privacy.training import gradients, layer_inputs
@@ -168,6 +169,63 @@ def test_a_sum_of_so_many_that_integers_of_64_bits_would_not_hold_it_is_exact() 
     assert max(exact) > 2**63
     half = 2 ** (units.shift - 19)
     assert found.tolist() == [(value + half) >> (units.shift - 18) for value in exact]
+
+
+def test_products_that_wait_for_each_other_give_the_same_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many factors are multiplied at once, and with layers that are cut into several parts."""
+    rng = np.random.default_rng(3)
+    products = Products((Outer(7, 5, bias=True), Gram(4, 2.0), Entries(11), Outer(3, 4)), 1.0)
+    values, units = values_at_random(rng, 700, products.given), FineUnits.of(1.0, 2**20, products.size)
+    want = sums_of(products, units, values).total()
+    for gathered, cached in ((1, 2**16), (40 * products.given, 12), (10**6, 5)):
+        monkeypatch.setattr(factors, "GATHERED", gathered)
+        monkeypatch.setattr(factors, "CACHED", cached)
+        np.testing.assert_array_equal(sums_of(products, units, values).total(), want)
+
+
+def test_what_was_gathered_for_one_sum_is_in_no_other() -> None:
+    """Sums of one evaluation share memory: also one after another that was broken off."""
+    rng = np.random.default_rng(4)
+    products, seen = Products((Outer(2, 3),), 1.0), list[int]()
+
+    def compute(x: Floats) -> Floats:
+        seen.append(len(seen))
+        if len(seen) == evaluation.large // 64 + 1:  # in the second block
+            raise KeyboardInterrupt
+        return 1.0 * x
+
+    width = products.given
+    evaluation = Evaluation(traced(opaque("network", record_of(width, labelled=False).features, width)), {"network": compute})
+    records = records_of(rng.normal(size=(2 * evaluation.large, width)), np.zeros(2 * evaluation.large, dtype=np.int64))
+    units = FineUnits.of(1.0, 2**20, products.size)
+    broken, one, other = (FactorSums(evaluation, products, units) for _ in range(3))
+    assert evaluation.large % 64 == 0
+    with pytest.raises(KeyboardInterrupt):
+        broken.add(records)
+    half, rest = records.take(slice(0, 90)), records.take(slice(90, 200))
+    for sums in (one, other, one):
+        sums.add(half if sums is one else rest)
+    np.testing.assert_array_equal(one.total(), sums_of(products, units, np.tile(half.features, (2, 1))).total())
+    np.testing.assert_array_equal(other.total(), sums_of(products, units, rest.features).total())
+
+
+@given(
+    shift=st.integers(17, 43),
+    values=st.lists(
+        st.tuples(st.integers(0, 62), st.integers(-(2**62), 2**62), st.integers(0, 2**43)), min_size=1, max_size=20
+    ),
+    data=st.data(),
+)
+def test_products_with_the_square_root_of_2_are_rounded_as_whole_numbers_are(
+    shift: int, values: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    kept = data.draw(st.integers(0, shift))
+    high = [value >> bits for bits, value, _ in values] + [2 ** (61 - shift), 2 ** (61 - shift) - 1, -(2 ** (61 - shift)) - 1]
+    low = [value % 2**shift for _, _, value in values] + [2**shift - 1] * 3
+    found = factors._by_root(np.array(high), np.array(low), shift, kept)
+    root, down = math.isqrt(2 << 80), kept + 40
+    exact = [(((one << shift) + other) * root + (1 << down - 1)) >> down for one, other in zip(high, low, strict=True)]
+    assert found.tolist() == [max(min(value, 2**62), -(2**62)) for value in exact]
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -106,11 +106,11 @@ class Evaluations:
 
         ``maps`` gives the task's own once its graph was traced, where they are not those of :meth:`.RowTask.maps`.
         """
-        said = blake2b()
+        said = sha256()
         kept = {} if mapping is None or mapping.kept is None else mapping.kept
         for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
             said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-            said.update(np.ascontiguousarray(array).tobytes())
+            said.update(np.ascontiguousarray(array).data)
         about = (None, 0) if mapping is None else (mapping.encode is not None, mapping.index)
         traced = f"{about} {said.hexdigest()}"
         key = f"{most} {None if mapping is None else id(mapping.encode)} {traced}"
@@ -483,6 +483,8 @@ def _bounded(plan: RoundPlan, whole: Integers, most_records: int) -> tuple[Integ
         return (whole, 0) if largest <= bound else (np.rint(whole * (bound / largest)).astype(np.int64), len(whole))
     if most_records > study.data.max_records and plan.declaration.sampling_rate == 1:
         whole = shrunk(whole, study.data.max_records, most_records)
+    if -bound <= whole.min(initial=0) and whole.max(initial=0) <= bound:
+        return whole, 0
     found = np.clip(whole, -bound, bound)
     return found, int(np.count_nonzero(found != whole))
 

@@ -171,7 +171,7 @@ def truncate_to_grid(
         raise Misuse("The grid must lie between 1 and 2^26.")
     if vectors.ndim != 2:
         raise Misuse("Records come as the rows of a matrix.")
-    if vectors.dtype == np.int64 and grid % clip == 0:  # so clip is an integer, at most grid
+    if vectors.dtype == np.int64 and float(clip).is_integer() and grid % clip == 0:
         return _multiply_to_grid(cast(Integers, vectors), int(clip), grid)
     vectors = np.asarray(vectors, dtype=np.float64)
     # Norms relative to the largest value: no square overflows or vanishes. It is finite if all values are.

@@ -10,7 +10,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_extremes
 
-_MANTISSA, _CACHED = 53, 2**14
+_MANTISSA, _CACHED, _ROWS = 53, 2**14, 256
 LARGEST = 2.0**1000
 """Beyond it values do not fit the slices, so that products would no longer be exact."""
 
@@ -33,19 +33,20 @@ class ExactAffine:
         Raises:
             HostileInput: the map has values that are not finite or above 2^1000.
         """
-        if not (np.abs(matrix).max(initial=0.0) <= LARGEST and np.abs(offset).max(initial=0.0) <= LARGEST):
+        largest = largest_of(matrix)
+        if not (largest <= LARGEST and largest_of(offset) <= LARGEST):
             raise HostileInput("An affine map holds a value that is not finite, or too large.")
         self._bits = (_MANTISSA - math.ceil(math.log2(max(matrix.shape[1], 2)))) // 2
-        scale = float(_power(np.array([np.abs(matrix).max(initial=0.0)]))[0])
-        self._high, self._low = (part.T for part in _slices(matrix / scale, self._bits))
+        scale = float(_power(np.array([largest]))[0])
+        self._high, self._low = (part.T for part in _slices(matrix, 1.0 / scale, self._bits))
         self._step, self._offset = 2.0**-self._bits, offset
         self._unit = self._step * self._step * scale
 
-    def __call__(self, x: Floats) -> Floats:
+    def __call__(self, x: Floats, out: Floats | None = None) -> Floats:
         """The map of rows (n, p), finite: (n, m); NaN of a row with values above 2^1000, which no power of two could bring
-        below 1."""
-        found: Floats = np.empty((len(x), len(self._offset)))
-        together = max(64, _CACHED // max(x.shape[1], len(self._offset)))
+        below 1. It is written into ``out`` where that is given."""
+        found: Floats = np.empty((len(x), len(self._offset))) if out is None else out
+        together = max(_ROWS, _CACHED // max(x.shape[1], len(self._offset)))
         for start in range(0, len(x), together):
             self._rows(x[start : start + together], found[start : start + together])
         return found
@@ -56,7 +57,7 @@ class ExactAffine:
         if not known.all():
             x, peak = np.where(known[:, None], x, np.nan), np.where(known, peak, 1.0)
         rows = _power(peak)[:, None]
-        high, low = _slices(x / rows, self._bits)
+        high, low = _slices(x, 1.0 / rows, self._bits)
         np.matmul(high, self._high, out=out)
         rest = high @ self._low
         rest += low @ self._high
@@ -65,6 +66,11 @@ class ExactAffine:
         out *= self._unit
         out *= rows
         out += self._offset
+
+
+def largest_of(values: Floats) -> float:
+    """The largest absolute value; NaN where one is, 0 of none."""
+    return max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
 
 
 def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
@@ -82,9 +88,13 @@ def _power(values: Floats) -> Floats:
     return powers
 
 
-def _slices(values: Floats, bits: int) -> tuple[Floats, Floats]:
-    """Integers (high, low) of at most ``bits`` bits with values = (high + low / 2^bits) / 2^bits, cut off below."""
-    scaled = values * 2.0**bits
+def _slices(values: Floats, factor: Floats | float, bits: int) -> tuple[Floats, Floats]:
+    """Integers (high, low) of at most ``bits`` bits with values = (high + low / 2^bits) / 2^bits / factor, cut off below.
+
+    ``factor`` is a power of two, or one for each row.
+    """
+    scaled = values * factor
+    scaled *= 2.0**bits
     high = np.trunc(scaled)
     scaled -= high
     scaled *= 2.0**bits

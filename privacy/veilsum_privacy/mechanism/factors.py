@@ -50,6 +50,9 @@ LARGEST = 2.0**500
 MARGIN = 2.0**-20
 """How far norms are kept below the bound, as a share of it: those of up to 2^26 values are computed to 2^-26."""
 
+GATHERED = 2**21
+"""Values of factors that are kept until they are multiplied, 16 MiB: few large products cost half of many small ones."""
+
 _ROOT_BITS = 40
 _ROOT = math.isqrt(2 << 2 * _ROOT_BITS)
 """The square root of 2, cut off below."""
@@ -233,14 +236,17 @@ class FactorSums:
         self._evaluation, self._products, self._units = evaluation, products, units
         # What the norm of a subject's sum may be; no single record of a norm of C is pulled in by it.
         self._subject = math.floor(min(products.norm * units.scale * (1.0 + 4.0 * MARGIN), units.bound))
-        self._importance, place = np.ones(products.size), 0
+        self._doubled, place = list[slice](), 0  # products of a Gram matrix that stand for two
         for term in products.terms:
             if isinstance(term, Gram):
-                self._importance[place + term.given : place + term.size] = 2.0
+                self._doubled.append(slice(place + term.given, place + term.size))
             place += term.size
-        self._high, self._low, self._finer = (np.zeros(products.size, dtype=np.int64) for _ in range(3))
-        self._held = self._waiting = 0
-        self._reals: tuple[Floats, Floats] = (np.zeros(products.size), np.zeros(products.size))
+        self._low = np.zeros(products.size, dtype=np.int64)
+        self._finer = np.zeros(products.size, dtype=np.int32)  # below 2^FINER_BITS
+        self._high: Integers | None = None  # what does not fit
+        self._held = 0
+        most = max(1, min(units.together, GATHERED // max(1, products.given)))
+        self._gathered = evaluation.beside(_Gathered, products.terms, most)
         self.clipped = self.invalid = 0
 
     def add(self, records: Records, subjects: Integers | None = None) -> None:
@@ -250,16 +256,16 @@ class FactorSums:
             records: as they were sampled.
             subjects: (n,) whose record each one is, never descending; None where each is a unit of its own.
         """
-        size, bound = self._products.size, self._units.bound
+        size, bound, gathered = self._products.size, self._units.bound, self._gathered
+        gathered.count = 0
         groups = None if subjects is None else UnitSums(subjects, size, self._pulled)
-        for whole in self._integers(records, self._units.together if groups is None else max(1, CACHED // size)):
+        for whole in self._integers(records, gathered.most if groups is None else max(1, CACHED // size)):
             if groups is not None:
                 self._take(groups.complete(whole.each().astype(np.int64)).sum(axis=0), (whole.count + 1) * bound)
                 continue
-            if self._waiting + whole.count > self._units.together:
+            if gathered.count + whole.count > gathered.most:
                 self._settle()
-            whole.add_to(*self._reals)
-            self._waiting += whole.count
+            gathered.add(whole)
         self._settle()
         if groups is not None:
             self._take(groups.last()[0], bound)
@@ -272,46 +278,66 @@ class FactorSums:
 
     def total(self) -> Integers:
         """The sum (size,) in 2^-places of a grid unit, rounded; values beyond 2^61 grid units are cut off."""
-        self._low += self._finer >> FINER_BITS  # what is left is less than a unit, and changes no rounding
-        self._finer &= (1 << FINER_BITS) - 1
-        self._carry()
-        shift, places = self._units.shift, self._units.places
-        kept = shift - places
-        high = np.clip(self._high, -(2 ** (61 - places)), 2 ** (61 - places))
-        found = (high << places) + ((self._low + (1 << kept >> 1)) >> kept)
-        for index in np.flatnonzero(self._importance > 1.0):
-            exact = ((int(self._high[index]) << shift) + int(self._low[index])) * _ROOT
-            found[index] = max(min((exact + (1 << kept + _ROOT_BITS - 1)) >> kept + _ROOT_BITS, 2**62), -(2**62))
+        kept, places = self._units.shift - self._units.places, self._units.places
+        half, found = 1 << kept >> 1, np.empty_like(self._low)
+        if self._high is not None or self._held >= 2**61 or self._doubled:
+            self._carry()
+        for part in _parts(len(found)):
+            np.add(self._low[part], half, out=found[part])
+            found[part] >>= kept
+            if self._high is not None:
+                found[part] += np.clip(self._high[part], -(2 ** (61 - places)), 2 ** (61 - places)) << places
+        if self._high is not None:
+            for doubled in self._doubled:
+                for part in _parts(doubled.stop - doubled.start, doubled.start):
+                    found[part] = _by_root(self._high[part], self._low[part], self._units.shift, kept)
         return found
 
     def _settle(self) -> None:
-        """Take over the integers of as many records as floating point holds exactly."""
-        if not self._waiting:
+        """Take over the sums of what was gathered: as many records as floating point holds exactly."""
+        gathered = self._gathered
+        if not gathered.count:
             return
-        total, finer = (reals.astype(np.int64) for reals in self._reals)
-        self._take(total + (finer >> FINER_BITS), 2 * self._waiting * self._units.bound)
-        self._finer += finer & (1 << FINER_BITS) - 1
-        for reals in self._reals:
-            reals.fill(0.0)
-        self._waiting = 0
+        self._hold(2 * gathered.count * self._units.bound)
+        for place, values, finer in gathered.sums():
+            low = self._low[place].reshape(values.shape)
+            if finer is not None:
+                rest = finer.astype(np.int64)
+                own = self._finer[place].reshape(values.shape)
+                rest += own
+                np.bitwise_and(rest, (1 << FINER_BITS) - 1, out=own, casting="unsafe")
+                rest >>= FINER_BITS
+                low += rest
+            low += values.astype(np.int64)
+        gathered.count = 0
 
     def _take(self, values: Integers, most: int) -> None:
         """Add integers, each of an absolute value of at most ``most``."""
+        self._hold(most)
+        self._low += values
+
+    def _hold(self, most: int) -> None:
+        """Have room for integers of an absolute value of at most ``most``."""
         if self._held + most >= 2**62:
             self._carry()
-        self._low += values
         self._held += most
 
     def _carry(self) -> None:
-        carried = self._low >> self._units.shift
-        self._high += carried
-        self._low -= carried << self._units.shift
+        if self._high is None:
+            self._high = np.zeros_like(self._low)
+        for part in _parts(len(self._low)):
+            low = self._low[part]
+            carried = low >> self._units.shift
+            self._high[part] += carried
+            low -= carried << self._units.shift
         self._held = 1 << self._units.shift
 
     def _pulled(self, rows: Integers) -> Mask:
         """Pull in subjects' sums (n, size), whatever integers they hold; which ones were."""
-        reals = rows.astype(np.float64)
-        long, factor = _beyond(np.einsum("ij,ij,j->i", reals, reals, self._importance), self._subject)
+        reals, importance = rows.astype(np.float64), np.ones(rows.shape[1])
+        for doubled in self._doubled:
+            importance[doubled] = 2.0
+        long, factor = _beyond(np.einsum("ij,ij,j->i", reals, reals, importance), self._subject)
         if long.any():
             rows[long] = np.trunc(reals[long] * factor[long, None]).astype(np.int64)
         return long
@@ -332,32 +358,49 @@ class FactorSums:
                 yield whole
 
 
+def _parts(size: int, first: int = 0) -> Iterator[slice]:
+    """Parts of a long array that stay in a cache, from one place on."""
+    stop = first + size
+    return (slice(start, min(start + CACHED, stop)) for start in range(first, stop, CACHED))
+
+
+def _by_root(high: Integers, low: Integers, shift: int, kept: int) -> Integers:
+    """Integers high 2^shift + low, with 0 <= low < 2^shift, times the square root of 2 and 2^-kept, rounded; exactly.
+
+    Products of 21 bits by 21 are added up as by hand; what is beyond 2^62 is cut off.
+    """
+    limb, down = 21, kept + _ROOT_BITS
+    mask, roots = (1 << limb) - 1, (_ROOT & (1 << limb) - 1, _ROOT >> limb)
+    most = 1 << 61 - shift
+    fits = (high >= -most) & (high < most)
+    values = np.where(fits, high << shift, 0) + low
+    first, second, third = values & mask, values >> limb & mask, values >> 2 * limb
+    parts = [first * roots[0], first * roots[1] + second * roots[0], second * roots[1] + third * roots[0], third * roots[1]]
+    parts[(down - 1) // limb] += 1 << (down - 1) % limb
+    for index in range(3):
+        parts[index + 1] += parts[index] >> limb
+        parts[index] &= mask
+    start, rest = divmod(down, limb)
+    found: Integers = parts[start] >> rest
+    for index in range(start + 1, 4):
+        found += parts[index] << (index - start) * limb - rest
+    np.clip(found, -(2**62), 2**62, out=found)
+    for odd in np.flatnonzero(~fits):
+        exact = ((int(high[odd]) << shift) + int(low[odd])) * _ROOT
+        found[odd] = max(min((exact + (1 << down - 1)) >> down, 2**62), -(2**62))
+    return found
+
+
 class _Whole:
     """Some records' factors as integers, each of a float64, whose products have a norm of at most the bound."""
 
     def __init__(self, terms: Sequence[Term], parts: list[tuple[Floats, ...]], count: int) -> None:
-        self.count, self._terms, self._parts = count, terms, parts
-
-    def add_to(self, found: Floats, finer: Floats) -> None:
-        """Add the products to a sum (size,), and what is finer, in 2^-:data:`FINER_BITS` of a unit, to another; both exact."""
-        start = 0
-        for term, part in zip(self._terms, self._parts, strict=True):
-            place = slice(start, start + term.size)
-            start = place.stop
-            if isinstance(term, Outer):
-                left, right, rest = part
-                _lay_out(term, left.T @ right, found[place])
-                _lay_out(term, rest.T @ right, finer[place])
-            elif isinstance(term, Gram):
-                product = part[0].T @ part[0]
-                found[place] += np.concatenate([np.diag(product), product[np.triu_indices(term.given, 1)]])
-            else:
-                found[place] += part[0][0] if len(part[0]) == 1 else part[0].sum(axis=0)
+        self.count, self.parts, self._terms = count, parts, terms
 
     def each(self) -> Floats:
         """Every record's products (count, size), rounded to units; each a function of the record alone."""
         found: list[Floats] = []
-        for term, part in zip(self._terms, self._parts, strict=True):
+        for term, part in zip(self._terms, self.parts, strict=True):
             if isinstance(term, Outer):
                 left, right, rest = part
                 product = np.rint((left + rest * 2.0**-FINER_BITS)[:, :, None] * right[:, None, :])
@@ -371,14 +414,72 @@ class _Whole:
         return np.concatenate(found, axis=1)
 
 
-def _lay_out(term: Outer, product: Floats, into: Floats) -> None:
-    """Add a product (k, m) to its values of the sum: a bias's after all weights."""
-    if term.bias:
-        weights = term.left * (term.right - 1)
-        into[:weights].reshape(term.left, -1)[...] += product[:, :-1]
-        into[weights:] += product[:, -1]
-    else:
-        into += product.ravel()
+class _Gathered:
+    """Records' factors as integers, kept until so many of them are multiplied at once; values as they are, added up.
+
+    Attributes:
+        most: records that are kept.
+        count: records that are there.
+    """
+
+    def __init__(self, terms: Sequence[Term], most: int) -> None:
+        self.most, self.count, self._terms = most, 0, terms
+        self._kept: list[tuple[Floats, ...]] = []
+        for term in terms:
+            if isinstance(term, Outer):
+                widths = (term.left, term.right, term.left)
+                self._kept.append(tuple(np.empty((most, width)) for width in widths))  # memory is taken as it is filled
+            else:
+                self._kept.append((np.empty((most, term.given)) if isinstance(term, Gram) else np.zeros(term.size),))
+
+    def add(self, whole: _Whole) -> None:
+        """Keep records' factors; there is room for them."""
+        rows = slice(self.count, self.count + whole.count)
+        for term, kept, part in zip(self._terms, self._kept, whole.parts, strict=True):
+            if not isinstance(term, Entries):
+                for into, one in zip(kept, part, strict=True):
+                    into[rows] = one
+            elif self.count:
+                kept[0][:] += part[0].sum(axis=0)
+            else:
+                np.add.reduce(part[0], axis=0, out=kept[0])
+        self.count = rows.stop
+
+    def sums(self) -> Iterator[tuple[slice, Floats, Floats | None]]:
+        """Sums over the records, part after part, each written over by the next: where they are in the sum, their values, and
+        what is finer, in 2^-:data:`FINER_BITS` of a unit; all exact."""
+        start = 0
+        for term, kept in zip(self._terms, self._kept, strict=True):
+            if isinstance(term, Outer):
+                yield from self._outer(term, start, *(one[: self.count] for one in kept))
+            elif isinstance(term, Gram):
+                rows = kept[0][: self.count]
+                product = rows.T @ rows
+                upper = ~np.tri(term.given, dtype=np.bool_)
+                yield slice(start, start + term.given), np.diag(product), None
+                yield slice(start + term.given, start + term.size), product[upper], None
+            else:
+                for part in _parts(term.size):
+                    values = kept[0][part]
+                    yield slice(start + part.start, start + part.start + len(values)), values, None
+            start += term.size
+
+    def _outer(
+        self, term: Outer, start: int, left: Floats, right: Floats, rest: Floats
+    ) -> Iterator[tuple[slice, Floats, Floats | None]]:
+        """A layer's sums, for some of its outputs at a time: they are taken over while they are in a cache."""
+        width = term.right - term.bias
+        bias = start + term.left * width
+        step = max(1, min(term.left, CACHED // term.right))
+        product, finer = np.empty((step, term.right)), np.empty((step, term.right))
+        for first in range(0, term.left, step):
+            some = slice(first, min(first + step, term.left))
+            count = some.stop - first
+            np.matmul(left[:, some].T, right, out=product[:count])
+            np.matmul(rest[:, some].T, right, out=finer[:count])
+            yield slice(start + first * width, start + some.stop * width), product[:count, :width], finer[:count, :width]
+            if term.bias:
+                yield slice(bias + first, bias + some.stop), product[:count, width], finer[:count, width]
 
 
 def _whole(products: Products, values: Floats, units: FineUnits) -> tuple[_Whole, int, int]:

@@ -11,16 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse
+from veilsum_privacy.mechanism.exact import ExactAffine
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.graph import Node, RowGraph, Step
-from veilsum_privacy.mechanism.rows.primitives import DTYPES, PRIMITIVES, Array, GivenColumns, GivenLabel, Opaque, Public
+from veilsum_privacy.mechanism.rows.primitives import (
+    DTYPES,
+    PRIMITIVES,
+    Affine,
+    Array,
+    GivenColumns,
+    GivenLabel,
+    Opaque,
+    Public,
+)
 
+T = TypeVar("T")
 OpaqueMap = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """A map (n, m) to (n, size) of each record by itself, whatever others are beside it; n is always the same."""
 
@@ -103,11 +114,21 @@ class Evaluation:
         self.large = self._large()
         sizes = [self._steps[index].node.spec.size for index in self._wide]
         cached = min(CACHED // max(sizes, default=1), 2 * CACHED // max(compact, 1))
+        if any(array.size > CACHED for index in self._wide for array in self._steps[index].node.arrays):
+            # A matrix that no cache holds is read once a block.
+            cached = max(cached, min(HELD // max(sizes, default=1), 2 * HELD // max(compact, 1)))
         mapped = [self._steps[segment.values].node.primitive for segment in self._segments] == ["opaque"]
         whole = not self._wide and (compact <= NARROW or mapped)  # what a map gives is not copied once more
         self.small = self.large if whole else min(self.large, _power_below(cached))
         self._compact = np.zeros((self.small, compact), dtype=DTYPES[self.kind])
+        self._beside: tuple[tuple[object, ...], object] | None = None
         self._build()
+
+    def beside(self, make: Callable[..., T], *given: object) -> T:
+        """What ``make`` gives, kept beside the blocks' arrays for the next one who asks for the same: memory costs time."""
+        if self._beside is None or self._beside[0] != (make, *given):
+            self._beside = (make, *given), make(*given)
+        return cast(T, self._beside[1])
 
     # -- plans ----------------------------------------------------------------------------------------------------------------
 
@@ -336,6 +357,8 @@ class _Stage:
             self._reads.append((each.primitive, place, out))
         elif isinstance(rule, GivenLabel):
             self._reads.append(("label", slice(0), out))
+        elif isinstance(rule, Affine):
+            self._computes.append(self._affine(rule.mapped(each.arrays), self.arrays[step.inputs[0]], out))
         elif isinstance(rule, Opaque):
             self._computes.append(self._opaque(str(each.options["name"]), self.arrays[step.inputs[0]], out))
         else:
@@ -345,6 +368,13 @@ class _Stage:
     def _opaque(self, name: str, given: Array, out: Array) -> Callable[[], object]:
         def compute() -> None:
             self._evaluation.mapped(name, given, out, self._filled)
+
+        return compute
+
+    def _affine(self, mapped: ExactAffine, given: Array, out: Array) -> Callable[[], object]:
+        def compute() -> None:  # of the records that are there: it is exact whatever their number
+            mapped(given[: self._filled], out[: self._filled])
+            out[self._filled :] = 0.0
 
         return compute
 

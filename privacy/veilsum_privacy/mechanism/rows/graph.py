@@ -200,4 +200,4 @@ def _in_order(root: Node) -> Iterator[Node]:
 
 
 def _identity(array: NDArray[Any]) -> tuple[object, ...]:
-    return array.shape, array.dtype.str, hashlib.sha256(array.tobytes()).digest()
+    return array.shape, array.dtype.str, hashlib.sha256(np.ascontiguousarray(array).data).digest()

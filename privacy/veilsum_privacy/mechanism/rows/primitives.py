@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation.moment_maps import Cubics, MomentMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
-from veilsum_privacy.mechanism.exact import LARGEST, ExactAffine
+from veilsum_privacy.mechanism.exact import LARGEST, ExactAffine, largest_of
 from veilsum_privacy.mechanism.parts import hash_is_low
 from veilsum_privacy.mechanism.trees import margin_of, walked
 
@@ -432,13 +432,19 @@ class Affine(Primitive):
         _want(len(given) == 1 and given[0].kind == "real" and len(given[0].shape) == 1, "no row is mapped")
         matrix, offset = _public(arrays, "a map", ("real", 2), ("real", 1))
         _want(matrix.shape == (len(offset), given[0].shape[0]), "a row and a matrix do not fit")
-        largest = max(np.abs(each).max(initial=0.0) for each in (matrix, offset))
-        _want(bool(largest <= LARGEST), "a map holds a value that is not finite, or too large")
+        _want(
+            all(largest_of(each) <= LARGEST for each in (matrix, offset)),
+            "a map holds a value that is not finite, or too large",
+        )
         return Spec(offset.shape, "real")
 
     def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
-        (one,), mapped = given, ExactAffine(*arrays)
-        return lambda: np.copyto(out, mapped(one))
+        (one,), mapped = given, self.mapped(arrays)
+        return lambda: mapped(one, out)
+
+    def mapped(self, arrays: Arrays) -> ExactAffine:
+        """The map, of rows (n, m) into (n, k)."""
+        return ExactAffine(*arrays)
 
 
 class Pairs(Primitive):
