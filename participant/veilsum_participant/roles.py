@@ -1,8 +1,9 @@
 """What each process of a participant may reach, by the site's configuration.
 
 The front has the network and no file; the guard has keys and ledger and no network; a reader has its dataset, or that
-dataset's database; the process of networks has the encoders, and devices. Whoever starts them reads these bounds off the
-configuration; each takes them on before it does anything else (:mod:`veilsum_node.process.confinement`).
+dataset's database; the process of networks has the encoders, and devices; a compiler has nothing. Whoever starts them reads
+these bounds off the configuration; each takes them on before it does anything else
+(:mod:`veilsum_node.process.confinement`).
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ def torch_worker(config: ParticipantConfig) -> Bounds:
     return Bounds(read=(*encoders, *more), devices=devices, apart=(*_keys(config), *_all_records(config)))
 
 
+def compiler(config: ParticipantConfig) -> Bounds:
+    """Of the process that traces a study's tasks: nothing but what Python needs."""
+    return Bounds(apart=(*_keys(config), *_all_records(config)))
+
+
 def bounds_of_all(config: ParticipantConfig) -> list[Bounds]:
     """Those of every process that the configuration asks for.
 
@@ -97,7 +103,7 @@ def bounds_of_all(config: ParticipantConfig) -> list[Bounds]:
         ConfigurationError: a file that they depend on cannot be read.
     """
     readers = [reader(config, name) for name in config.datasets]
-    return [front(config, config.route), guard(config), *readers, torch_worker(config)]
+    return [front(config, config.route), guard(config), *readers, torch_worker(config), compiler(config)]
 
 
 def environment(variables: Mapping[str, str] = os.environ, *, stores: bool = False) -> dict[str, str]:

@@ -20,7 +20,7 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
-from veilsum_privacy.tasks.weights import WEIGHTS
+from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.training.arrays import to_broadcast
 
 NAMES = "abcd"

@@ -37,7 +37,7 @@ from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
-from veilsum_privacy.tasks.weights import WEIGHTS
+from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_proto import federation_pb2 as pb
 

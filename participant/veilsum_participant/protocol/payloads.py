@@ -30,6 +30,7 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.kept import KeptVector, find_kept, keep_state, keep_vector
 from veilsum_participant.store.studies import StudyState, change_study, find_study
 from veilsum_participant.store.tables import promised
+from veilsum_privacy.computation.declared import DeclaredPlan
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.securesum.context import (
@@ -48,7 +49,6 @@ from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.securesum.streams import SECRET_BYTES
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
-from veilsum_privacy.tasks.agreed import RoundPlan
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Assigned:
     assignment: Assignment
     roster: Roster
     graph: MaskGraph
-    plan: RoundPlan
+    plan: DeclaredPlan
     context: bytes
 
 

@@ -34,9 +34,10 @@ from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.roles import environment, front, guard, reader, torch_worker
+from veilsum_participant.roles import compiler, environment, front, guard, reader, torch_worker
 from veilsum_participant.session.client import Parts
 from veilsum_participant.session.hooks import Running, begin_here
+from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
 
@@ -187,6 +188,7 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
         own,
         _bounds(config, FRONT, ""),
         _bounds(config, "maps", ""),
+        _bounds(config, "compiler", ""),
         *(_bounds(config, "reader", name) for name in config.datasets),
     ):
         if (fault := reach_fault(bounds)) is not None:
@@ -204,7 +206,7 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     end_with_parent()
     confine(own, keep=[theirs.fileno(), *(() if listening is None else (listening.fileno(),))])
     starter = LaunchStarter(theirs)
-    return Parts(Fronts(starter), WorkerDatasets(starter), starter.begin, listening)
+    return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, listening)
 
 
 def _bounds(config: ParticipantConfig, role: str, of: str) -> Bounds:
@@ -213,6 +215,8 @@ def _bounds(config: ParticipantConfig, role: str, of: str) -> Bounds:
             return front(config, config.route)
         case "reader":
             return reader(config, of)
+        case "compiler":
+            return compiler(config)
         case _:
             return torch_worker(config)
 
@@ -220,7 +224,7 @@ def _bounds(config: ParticipantConfig, role: str, of: str) -> Bounds:
 def _repeat(role: str, descriptor: int) -> None:
     """Log what a process writes to its standard error: its own log, and of a front a library's words or the trace of its end.
 
-    Of what reads records only lines of the log are repeated, which hold no value of theirs.
+    Of what meets records only lines of the log are repeated, which hold no value of theirs.
     """
     with open(descriptor, "rb", buffering=0) as words:
         kept = b""
@@ -232,7 +236,7 @@ def _repeat(role: str, descriptor: int) -> None:
                 text = printable(line[:_LONGEST_LINE].decode("utf-8", "replace"))
                 if (own := _LINE.fullmatch(text)) is not None:
                     LOG.log(logging.getLevelNamesMapping()[own[1]], "%s: %s", role, own[2])
-                elif role == FRONT:
+                elif role in (FRONT, "compiler"):
                     LOG.warning("%s: %s", role, text)
 
 
