@@ -29,7 +29,11 @@ from veilsum_privacy.ledger.entries import Kind
 NAMES = "abc"
 WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=60)
 WIDTH = 600
-FRONT, READER = "veilsum_participant.front", "veilsum_participant.worker.reader_main"
+MODULES = {
+    "veilsum_participant.front": "front",
+    "veilsum_participant.worker.reader_main": "reader",
+    "veilsum_participant.worker.compiler_main": "compiler",
+}
 BEFORE_UPLOAD = 20_000
 """Bytes: everything before an upload, and not the upload."""
 
@@ -42,12 +46,12 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 
 
 def children(pid: int) -> dict[str, int]:
-    """Processes that a launcher started, by what they are: ``front``, ``guard``, ``reader``."""
+    """Processes that a launcher started, by what they are: ``front``, ``guard``, ``reader``, ``compiler``."""
     found: dict[str, int] = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         module = words[3].decode() if words[1:3] == [b"-P", b"-m"] else ""
-        found[{FRONT: "front", READER: "reader"}.get(module, "guard")] = int(child)
+        found[MODULES.get(module, "guard")] = int(child)
     return found
 
 
@@ -125,7 +129,7 @@ def test_a_site_in_processes_stops_as_one(network: Processes, number: signal.Sig
     network.heal()
     process = network.participants["a"]
     parts = children(process.pid)
-    assert {"front", "guard"} <= set(parts) <= {"front", "guard", "reader"}
+    assert {"front", "guard"} <= set(parts) <= {"front", "guard", "reader", "compiler"}
     for pid in (*parts.values(), process.pid):
         os.kill(pid, number)
     wait_for(lambda: not process.alive, "the end")
