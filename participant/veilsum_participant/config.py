@@ -24,7 +24,7 @@ from veilsum_node.addresses import address_to_dial
 from veilsum_node.config import located
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.overrides import Loaded, load_settings
-from veilsum_node.telemetry.endpoint import MetricsSettings
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.transport.route import Route, RouteSettings
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import queue
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +53,7 @@ from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
 from veilsum_participant.telemetry.metrics import monitored
+from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import Ledger
 
 LOG = logging.getLogger("veilsum.participant")
@@ -422,14 +422,14 @@ class Parts:
         datasets: how records are read; None for this process.
         studies: how tasks are traced; None for this process.
         begin: how a command of the site's own is run.
-        listening: the socket that metrics are served on, where this process may not make one.
+        starter: of the process that serves metrics; None for this one.
     """
 
     fronts: Callable[[], Peer]
     datasets: Datasets | None = None
     studies: Studies | None = None
     begin: Begin = begin_here
-    listening: socket.socket | None = None
+    starter: WorkerStarter | None = None
 
 
 def run_participant(config: ParticipantConfig, parts: Parts) -> None:
@@ -460,7 +460,7 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.listening):
+    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.starter):
         client.run()
     client.core.site.datasets.close()
     client.core.site.studies.close()

@@ -25,16 +25,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from veilsum_node.errors import Unavailable, VeilsumError
+from veilsum_node.errors import ConfigurationError, Unavailable, VeilsumError
 from veilsum_node.process.confinement import Bounds, confine, offered, reach_fault, unconfinable
 from veilsum_node.process.hardening import end_with_parent
-from veilsum_node.telemetry.endpoint import bound
+from veilsum_node.telemetry.endpoint_settings import bound
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.roles import compiler, environment, front, guard, reader, torch_worker
+from veilsum_participant.roles import compiler, environment, front, guard, metrics, reader, torch_worker
 from veilsum_participant.session.client import Parts
 from veilsum_participant.session.hooks import Running, begin_here
 from veilsum_participant.worker.compiling import WorkerStudies
@@ -189,24 +189,38 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
         _bounds(config, FRONT, ""),
         _bounds(config, "maps", ""),
         _bounds(config, "compiler", ""),
+        _bounds(config, "metrics", ""),
         *(_bounds(config, "reader", name) for name in config.datasets),
     ):
         if (fault := reach_fault(bounds)) is not None:
             raise fault
-    listening = None if config.metrics is None else bound(config.metrics)
+    listening = None if config.metrics is None else _listening(config.metrics)
     ours, theirs = pair()
     gc.freeze()  # what both have in common stays in common
     child = os.fork()
     if child:
         theirs.close()
-        if listening is not None:
-            listening.close()
-        _Launcher(config, child, ours).run()
+        _Launcher(config, child, ours, listening).run()
     ours.close()
+    if listening is not None:
+        listening.close()
     end_with_parent()
-    confine(own, keep=[theirs.fileno(), *(() if listening is None else (listening.fileno(),))])
+    confine(own, keep=[theirs.fileno()])
     starter = LaunchStarter(theirs)
-    return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, listening)
+    return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter)
+
+
+def _listening(settings: MetricsSettings) -> socket.socket:
+    """The socket that metrics are served on; its address is told where others wait for it."""
+    made = bound(settings)
+    address = f"{settings.listen.rpartition(':')[0]}:{made.getsockname()[1]}"
+    if settings.ready_file is not None:
+        try:
+            write_address(settings.ready_file, address, "metrics.ready_file")
+        except ConfigurationError:
+            made.close()
+            raise
+    return made
 
 
 def _bounds(config: ParticipantConfig, role: str, of: str) -> Bounds:
@@ -217,6 +231,8 @@ def _bounds(config: ParticipantConfig, role: str, of: str) -> Bounds:
             return reader(config, of)
         case "compiler":
             return compiler(config)
+        case "metrics":
+            return metrics(config)
         case _:
             return torch_worker(config)
 
@@ -274,8 +290,8 @@ class _Command:
 class _Launcher:
     """The parent's loop."""
 
-    def __init__(self, config: ParticipantConfig, child: int, control: socket.socket) -> None:
-        self._config, self._guard, self._control = config, child, control
+    def __init__(self, config: ParticipantConfig, child: int, control: socket.socket, listening: socket.socket | None) -> None:
+        self._config, self._guard, self._control, self._listening = config, child, control, listening
         self._children: dict[int, _Child | _Command] = {}
         self._ready: tuple[int, socket.socket, int] | None = None
         self._last = 0
@@ -363,16 +379,17 @@ class _Launcher:
         bounds = _bounds(self._config, role, of)
         offered = self._config.datasets.get(of)
         stores = offered is not None and (offered.source == "sql" or offered.s3 is not None)
+        more, arguments = self._given(role)
         line, inherited = pair()
         words, written = os.pipe()
         try:
             with inherited, os.fdopen(written, "wb"):
                 process = subprocess.Popen(  # noqa: S603  a module of this installation
-                    [sys.executable, "-P", "-m", ROLES[role], str(inherited.fileno()), bounds.to_text()],
+                    [sys.executable, "-P", "-m", ROLES[role], str(inherited.fileno()), bounds.to_text(), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=written,
                     stderr=written,
-                    pass_fds=[inherited.fileno()],
+                    pass_fds=[inherited.fileno(), *more],
                     env=environment(stores=stores),
                 )
         except OSError:
@@ -382,6 +399,14 @@ class _Launcher:
         self._last += 1
         self._children[self._last] = _Child(process)
         return self._last, line, words
+
+    def _given(self, role: str) -> tuple[list[int], list[str]]:
+        """Descriptors and arguments that a process is started with beside its line and bounds."""
+        if role != "metrics":
+            return [], []
+        if self._listening is None or self._config.metrics is None:
+            raise Unavailable("The site serves no metrics")
+        return [self._listening.fileno()], [str(self._listening.fileno()), self._config.metrics.model_dump_json()]
 
     def _hook(self, variables: Mapping[str, str], given: Sequence[int]) -> tuple[int, list[int]]:
         """Run the site's own command, which is given a text; its number, and where its status comes."""
