@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from veilsum_node.errors import ConfigurationError, Unavailable, VeilsumError
 from veilsum_node.process.confinement import Bounds, confine, offered, reach_fault, unconfinable
 from veilsum_node.process.hardening import end_with_parent
-from veilsum_node.telemetry.endpoint_settings import bound
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings, bound, write_address
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
