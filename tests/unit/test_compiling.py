@@ -76,7 +76,7 @@ def test_sums_of_every_task_are_those_of_one_process(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(golden_sums, "_sum", both)
     for name, case in golden_sums.cases():
-        task, setting, how = name.split("/")
+        task, _, how = name.split("/")
         kind = f"{task} {how.partition(',')[0].partition('=')[0]}"
         if kind not in seen:
             seen.add(kind)
