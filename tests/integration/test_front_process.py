@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,35 @@ def test_a_front_cannot_show_a_greeting_again(bed: TestBed) -> None:
             channel.greet_again()
         hellos = [item.challenge for item in hijacked.asked if isinstance(item, says.Hello)]
         assert len(set(hellos)) == len(hellos) == 2
+        channel.hang()
+
+
+def test_another_coordinators_proof_is_taken_over_at_no_time(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front that stands between two coordinators: what a thread says meanwhile is said to the one that the session is of."""
+    from veilsum_participant.session import channel as module
+
+    seen: list[tuple[str, bytes]] = []
+    with running_server(bed) as (_, address):
+        channel = _channel(bed, Hijacked(), address)
+        channel.hello()
+        proven = channel.coordinator, channel.coordinator_certificate
+        real = module.verify_greeting
+
+        def another(*given: Any, **named: Any) -> Any:
+            return replace(real(*given, **named), name="another")
+
+        class Watched(module.SiteChannel):
+            def __setattr__(self, name: str, value: Any) -> None:
+                super().__setattr__(name, value)
+                if name == "coordinator":
+                    seen.append((value, getattr(self, "coordinator_certificate", b"")))
+
+        monkeypatch.setattr(module, "verify_greeting", another)
+        channel.__class__ = Watched
+        with pytest.raises(HostileInput, match="now is another"):
+            channel.greet_again()
+        assert seen == []
+        assert (channel.coordinator, channel.coordinator_certificate) == proven
         channel.hang()
 
 

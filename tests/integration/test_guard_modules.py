@@ -14,7 +14,7 @@ from support.network import wait_for
 from support.processes import Process, Processes, command
 from support.victims import unconfinable
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits, load_coordinator_config
 
 WATCHED = "a"
 WAITS = Waits(enrol=400, seal=200, contribute=400, consent=200, check=200, grace=120)
@@ -54,6 +54,9 @@ def modules_after(place: Path, names: list[str]) -> dict[str, str]:
     network = WatchedGuard(
         place, data, waits=WAITS, budget=(None, 1e-5), max_peer_streams=16, disclosures=("joint", "per-site")
     )
+    results = load_coordinator_config(network.kit.coordinator.directory / "coordinator.toml").state / "results"
+    results.mkdir(parents=True)
+    (network.kit.directory / "results").symlink_to(results)  # where a study of an evaluation puts the model that it names
     config = network.directory(WATCHED) / "participant.toml"
     config.write_text(config.read_text().replace('isolation = "none"', 'isolation = "processes"'))
     try:

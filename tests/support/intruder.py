@@ -413,6 +413,21 @@ def dial_tcp(victim: Victim, _: Path) -> object:
 
 
 @attempt
+def dial_tcp_by_sending(victim: Victim, _: Path) -> object:
+    """TCP Fast Open: the kernel's rules for ports are asked at connect(2) alone."""
+    with socket.socket() as made:
+        made.settimeout(5)
+        return made.sendto(b"x", socket.MSG_FASTOPEN, ("127.0.0.1", victim.port))
+
+
+@attempt
+def dial_tcp_by_sending_messages(victim: Victim, _: Path) -> object:
+    with socket.socket() as made:
+        made.settimeout(5)
+        return made.sendmsg([b"x"], [], socket.MSG_FASTOPEN, ("127.0.0.1", victim.port))
+
+
+@attempt
 def dial_multipath_tcp(victim: Victim, _: Path) -> object:
     return _says_hello(socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262), ("127.0.0.1", victim.port))
 
