@@ -75,10 +75,8 @@ def allowed(bounds: Bounds, name: str | None, given: tuple[int, ...]) -> bool:
         case "socket":
             families = {2: bounds.network, 10: bounds.network, 1: bounds.local}
             return families.get(first, False) and second & 15 in (1, 2) and third in (0, 6, 17)
-        case "sendto" | "sendmmsg":
-            return not fourth & 0x20000000
-        case "sendmsg":
-            return not third & 0x20000000
+        case "sendto" | "sendmsg" | "sendmmsg":
+            return not (third if name == "sendmsg" else fourth) & 0x20000000
         case "socketpair":
             return first == 1 and second & 15 in (1, 5)
     if name in FORBIDDEN:
