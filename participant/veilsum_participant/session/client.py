@@ -423,6 +423,7 @@ class Parts:
         studies: how tasks are traced; None for this process.
         begin: how a command of the site's own is run.
         starter: of the process that serves metrics; None for this one.
+        served: where that serves them.
     """
 
     fronts: Callable[[], Peer]
@@ -430,6 +431,7 @@ class Parts:
     studies: Studies | None = None
     begin: Begin = begin_here
     starter: WorkerStarter | None = None
+    served: str = ""
 
 
 def run_participant(config: ParticipantConfig, parts: Parts) -> None:
@@ -460,7 +462,7 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.starter):
+    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.starter, parts.served):
         client.run()
     client.core.site.datasets.close()
     client.core.site.studies.close()

@@ -191,7 +191,7 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     ):
         if (fault := reach_fault(bounds)) is not None:
             raise fault
-    listening = None if config.metrics is None else _listening(config.metrics)
+    listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
     ours, theirs = pair()
     gc.freeze()  # what both have in common stays in common
     child = os.fork()
@@ -206,11 +206,11 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     end_with_parent()
     confine(own, keep=[theirs.fileno()])
     starter = LaunchStarter(theirs)
-    return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter)
+    return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, address)
 
 
-def _listening(settings: MetricsSettings) -> socket.socket:
-    """The socket that metrics are served on; its address is told where others wait for it."""
+def _listening(settings: MetricsSettings) -> tuple[socket.socket, str]:
+    """The socket that metrics are served on, and its address, which is told where others wait for it."""
     made = bound(settings)
     address = f"{settings.listen.rpartition(':')[0]}:{made.getsockname()[1]}"
     if settings.ready_file is not None:
@@ -219,7 +219,7 @@ def _listening(settings: MetricsSettings) -> socket.socket:
         except ConfigurationError:
             made.close()
             raise
-    return made
+    return made, address
 
 
 def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:

@@ -237,12 +237,13 @@ class _SiteCollector(Collector):
 
 
 @contextmanager
-def monitored(site: Site, starter: WorkerStarter | None = None) -> Iterator[SiteMetrics]:
+def monitored(site: Site, starter: WorkerStarter | None = None, address: str = "") -> Iterator[SiteMetrics]:
     """Watch a site: serve its metrics where it is configured, and verify its ledger now and every ``verify_hours``.
 
     Args:
         site: which.
         starter: of the process that serves them; None for this one.
+        address: where that process serves them.
 
     Raises:
         ConfigurationError: the endpoint cannot be served as configured.
@@ -252,18 +253,22 @@ def monitored(site: Site, starter: WorkerStarter | None = None) -> Iterator[Site
     settings = site.config.metrics
     with ExitStack() as stack:
         if settings is not None:
-            stack.callback(_served(metrics, settings, starter))
+            stack.callback(_served(metrics, settings, starter, address))
         site.observer = metrics
         verifier = Verifier(site, metrics)
         stack.callback(verifier.stop)
         yield metrics
 
 
-def _served(metrics: SiteMetrics, settings: MetricsSettings, starter: WorkerStarter | None) -> Callable[[], None]:
+def _served(
+    metrics: SiteMetrics, settings: MetricsSettings, starter: WorkerStarter | None, address: str
+) -> Callable[[], None]:
     """Serve metrics; what ends that."""
     if starter is not None:
         page = page_of(metrics.registry)
-        return EndpointElsewhere(starter, page, ready=metrics.not_ready, alive=metrics.alive).stop
+        endpoint = EndpointElsewhere(starter, page, ready=metrics.not_ready, alive=metrics.alive)
+        LOG.info("metrics are served on %s", address)
+        return endpoint.stop
     from veilsum_node.telemetry.endpoint import MetricsServer  # HTTP and TLS, which a participant's guard does without
 
     server = MetricsServer(metrics.registry, settings, ready=metrics.not_ready, alive=metrics.alive)
