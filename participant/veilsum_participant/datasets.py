@@ -21,7 +21,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
     from veilsum_privacy.computation.contribution import Elsewhere
-    from veilsum_privacy.tasks.feature_maps import Encode
+    from veilsum_privacy.computation.declared import Encode
 
 BATCH = 1 << 24
 """Bytes of records that are read at a time."""

@@ -2,22 +2,18 @@
 
 :class:`Site` performs no network I/O; :mod:`veilsum_participant.session.client` does, and in-process simulation calls the same
 code.
-
-What a site's process has tried without records, so that it does not try all of it again each round.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 
 from sqlalchemy import Connection
 
-from veilsum_aggregation.arrays import Floats
 from veilsum_node.database import Database
 from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Credentials, key_fingerprint
@@ -28,22 +24,15 @@ from veilsum_participant.datasets import DAY, Datasets, Reading, Snapshot
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
+from veilsum_participant.studies import Studies
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
-from veilsum_privacy.computation.contribution import Graphs
-from veilsum_privacy.computation.rehearsal import few_records
+from veilsum_privacy.computation.declared import DeclaredStudy, Encode
 from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.securesum.context import NONCE_BYTES
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
-from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.feature_maps import Encode
-
-MOST_TRIED = 1024
-
-MOST_KEPT = 64
-"""Tasks whose few made-up records are kept."""
 
 
 class SiteStep(StrEnum):
@@ -121,49 +110,7 @@ class SiteObserver:
         """The client's loop turned."""
 
 
-class Tried:
-    """Tasks that were computed without records, each with the names and shapes of the arrays that it took beside them.
-
-    Attributes:
-        graphs: of their rows, and of the last round's.
-    """
-
-    def __init__(self) -> None:
-        self._seen: set[tuple[object, ...]] = set()
-        self._few: dict[tuple[object, ...], Records] = {}
-        self.graphs = Graphs()
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def knows(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> bool:
-        """Whether such arrays were tried."""
-        return self._key(task, arrays) in self._seen
-
-    def add(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
-        """Remember that they were; whoever chooses their shapes fills no memory."""
-        if len(self._seen) >= MOST_TRIED:
-            self._seen.clear()
-        self._seen.add(self._key(task, arrays))
-
-    def few(self, task: AgreedTask) -> Records:
-        """The made-up records that a task is tried on again, made once."""
-        key = (task.agreed.digest, task.label)
-        if key not in self._few:
-            if len(self._few) >= MOST_KEPT:
-                self._few.clear()
-            self._few[key] = few_records(task)
-        return self._few[key]
-
-    @staticmethod
-    def _key(task: AgreedTask, arrays: Mapping[str, Floats]) -> tuple[object, ...]:
-        return (task.agreed.digest, task.label, *sorted((name, array.shape) for name, array in arrays.items()))
-
-
 LOG = logging.getLogger("veilsum.participant")
-
-MOST_STUDIES = 32
-"""Studies that a site remembers with all that follows from them; another one is worked out again."""
 
 ELSEWHERE = (
     "Receipts of this site were signed with a ledger that is not this one: another host runs, or ran, with a copy of this"
@@ -177,6 +124,12 @@ COMPLETE = (
     "Run `veilsum ledger recover --from` with another site's export; or, to take the coordinator's word for it,"
     " `veilsum ledger recover --trust-coordinator`."
 )
+
+
+def _local_studies() -> Studies:
+    from veilsum_participant.local_studies import LocalStudies  # all tasks, which a participant's guard does without
+
+    return LocalStudies()
 
 
 @dataclass
@@ -196,9 +149,8 @@ class Site:
         directory: what the pins of ``config`` come from, if it is a confirmed directory.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
         reads_only: whether the database was opened to read; then nothing is made or brought up to date in it.
-        agreed: the study of signed bytes; remembered, for every message of a study needs it.
-        tried: what was computed without records, by this process.
         datasets: what reads the records.
+        studies: what traces the tasks of studies; by default this process.
     """
 
     config: ParticipantConfig
@@ -218,16 +170,18 @@ class Site:
     reads_only: bool = False
     unmatched: dict[str, float] = field(default_factory=dict)
     nonce: bytes = field(init=False)
-    agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
-    tried: Tried = field(init=False, default_factory=Tried, repr=False)
     datasets: Datasets = field(kw_only=True, repr=False)
+    studies: Studies = field(kw_only=True, default_factory=_local_studies, repr=False)
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
-        self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
         if not self.reads_only:
             create_tables(self.database)
+
+    def agreed(self, data: bytes) -> DeclaredStudy:
+        """As :meth:`.Studies.agreed`."""
+        return self.studies.agreed(data)
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What it costs a site to have its records read in a process of their own: processor time and memory of a round.
+"""What it costs a site to have its records read, and its tasks traced, in processes of their own: processor time and memory.
 
 ``python -m benchmarks.apart RECORDS`` runs, in a fresh process each, one site's contribution to two rounds of a study of
 statistics on four columns from a CSV file: the first reads, the second has the records. Processor time is that of the site
@@ -8,6 +8,7 @@ with its workers, memory the largest resident set of the site and of a worker.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def measured(records: int, apart: bool) -> dict[str, float]:
     from support.hostile import Adversary, altered
     from veilsum_participant.data.local import LocalDatasets
     from veilsum_participant.settings.dataset_config import DatasetConfig
+    from veilsum_participant.worker.compiling import WorkerStudies
     from veilsum_participant.worker.remote import WorkerDatasets
     from veilsum_participant.worker.starting import ProcessStarter
 
@@ -43,6 +45,8 @@ def measured(records: int, apart: bool) -> dict[str, float]:
         attack = Adversary(bed, altered(bed.compile(make_request(schema)), task__releases=4, privacy__epsilon=50.0))
         attack.set_up()
         site.datasets = WorkerDatasets(ProcessStarter()) if apart else LocalDatasets()
+        if apart:
+            site.studies = WorkerStudies(ProcessStarter())
         found: dict[str, float] = {}
         for attempt in (1, 2):
             before, began = _cpu(), time.perf_counter()
@@ -50,16 +54,27 @@ def measured(records: int, apart: bool) -> dict[str, float]:
             found[f"wall {attempt}"] = time.perf_counter() - began
             found[f"cpu {attempt}"] = _cpu() - before
         site.datasets.close()
+        site.studies.close()
         found["site MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         found["worker MiB"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return found
 
 
 def _cpu() -> float:
-    """Seconds of this process and of all that ended and were waited for."""
-    return sum(
+    """Seconds of this process and of all that it started, whether they ended or not."""
+    ended = sum(
         used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
+    return ended + sum(map(_cpu_of, Path("/proc/self/task").glob("*/children")))
+
+
+def _cpu_of(children: Path) -> float:
+    """Seconds of children that a thread started."""
+    ticks = 0
+    for child in children.read_text().split():
+        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main(records: int) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ from veilsum_privacy.ledger.entries import Kind
 NAMES = "abc"
 WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=60)
 WIDTH = 600
-FRONT, READER = "veilsum_participant.front", "veilsum_participant.worker.reader_main"
+MODULES = {
+    "veilsum_participant.front": "front",
+    "veilsum_participant.worker.reader_main": "reader",
+    "veilsum_participant.worker.compiler_main": "compiler",
+}
 BEFORE_UPLOAD = 20_000
 """Bytes: everything before an upload, and not the upload."""
 
@@ -44,12 +49,12 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 
 
 def children(pid: int) -> dict[str, int]:
-    """Processes that a launcher started, by what they are: ``front``, ``guard``, ``reader``."""
+    """Processes that a launcher started, by what they are: ``front``, ``guard``, ``reader``, ``compiler``."""
     found: dict[str, int] = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         module = words[3].decode() if words[1:3] == [b"-P", b"-m"] else ""
-        found[{FRONT: "front", READER: "reader"}.get(module, "guard")] = int(child)
+        found[MODULES.get(module, "guard")] = int(child)
     return found
 
 
@@ -128,7 +133,7 @@ def test_a_site_in_processes_stops_as_one(network: Processes, number: signal.Sig
     network.heal()
     process = network.participants["c"]
     parts = children(process.pid)
-    assert {"front", "guard"} <= set(parts) <= {"front", "guard", "reader"}
+    assert {"front", "guard"} <= set(parts) <= {"front", "guard", "reader", "compiler"}
     for pid in (*parts.values(), process.pid):
         os.kill(pid, number)
     wait_for(lambda: not process.alive, "the end")
@@ -189,6 +194,35 @@ def test_a_front_cannot_show_a_greeting_again(bed: TestBed) -> None:
             channel.greet_again()
         hellos = [item.challenge for item in hijacked.asked if isinstance(item, says.Hello)]
         assert len(set(hellos)) == len(hellos) == 2
+        channel.hang()
+
+
+def test_another_coordinators_proof_is_taken_over_at_no_time(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front that stands between two coordinators: what a thread says meanwhile is said to the one that the session is of."""
+    from veilsum_participant.session import channel as module
+
+    seen: list[tuple[str, bytes]] = []
+    with running_server(bed) as (_, address):
+        channel = _channel(bed, Hijacked(), address)
+        channel.hello()
+        proven = channel.coordinator, channel.coordinator_certificate
+        real = module.verify_greeting
+
+        def another(*given: Any, **named: Any) -> Any:
+            return replace(real(*given, **named), name="another")
+
+        class Watched(module.SiteChannel):
+            def __setattr__(self, name: str, value: Any) -> None:
+                super().__setattr__(name, value)
+                if name == "coordinator":
+                    seen.append((value, getattr(self, "coordinator_certificate", b"")))
+
+        monkeypatch.setattr(module, "verify_greeting", another)
+        channel.__class__ = Watched
+        with pytest.raises(HostileInput, match="now is another"):
+            channel.greet_again()
+        assert seen == []
+        assert (channel.coordinator, channel.coordinator_certificate) == proven
         channel.hang()
 
 

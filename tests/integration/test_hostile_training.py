@@ -14,13 +14,13 @@ from support.hostile import Adversary, altered, make_adversary
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
-from veilsum_privacy.tasks.weights import WEIGHTS
 from veilsum_privacy.training.arrays import to_broadcast
 
 NAMES = "abcd"

@@ -17,18 +17,20 @@ from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant import site as remembered
 from veilsum_participant.datasets import Datasets
+from veilsum_participant.local_studies import LocalStudies
 from veilsum_participant.protocol import contributions, payloads
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.payloads import Payload
-from veilsum_participant.site import AttemptOutcome, Site, SiteObserver, Stage, Tried
+from veilsum_participant.site import AttemptOutcome, Site, SiteObserver, Stage
 from veilsum_participant.store.attempts import ATTEMPTS, AttemptState, add_attempt, change_attempt
 from veilsum_participant.store.kept import STATES, find_kept
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.populations import COHORTS
 from veilsum_participant.store.studies import STUDIES, StudyState, change_study
+from veilsum_privacy.computation import tried as remembered
 from veilsum_privacy.computation.contribution import Graphs, SitePart, SitePlace
+from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_privacy.securesum.check_words import CheckAnswer
@@ -36,7 +38,6 @@ from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
-from veilsum_privacy.tasks.weights import WEIGHTS
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_proto import federation_pb2 as pb
 
@@ -195,23 +196,23 @@ def test_what_was_tried_is_tried_again_on_little_and_no_more_than_so_much_is_rem
             repeated.append(again)
 
     repeated: list[Records] = []
-    monkeypatch.setattr(contributions, "rehearse", rehearsed)
+    monkeypatch.setattr(remembered, "rehearse", rehearsed)
     monkeypatch.setattr(remembered, "MOST_TRIED", 2)
     own = attack.bed.sites["a"]
-    own.tried = Tried()
-    part, task = Contributions(own), attack.spied("a").agreed.task("statistics")
+    own.studies = fresh = LocalStudies()
+    task = fresh.agreed(attack.spied("a").agreed.study.to_bytes()).task("statistics")
     seen = []
     for name in "aabbaab":
-        part._try(task, {name: np.zeros(2)})
-        seen.append(len(own.tried))
+        fresh.rehearse(task, {name: np.zeros(2)})
+        seen.append(len(fresh.tried))
     assert tried == [["a"], ["b"]]
     assert len(repeated) == 5
     assert len({id(records) for records in repeated}) == 1, "they are made once"
-    part._try(task, {"a": np.zeros(3)})
+    fresh.rehearse(task, {"a": np.zeros(3)})
     assert tried[2:] == [["a"]]
     for name in "cdefg":
-        part._try(task, {name: np.zeros(2)})
-        seen.append(len(own.tried))
+        fresh.rehearse(task, {name: np.zeros(2)})
+        seen.append(len(fresh.tried))
     assert max(seen) == 2
     assert seen[:3] == [1, 1, 2]
     assert [name for (name,) in tried[3:]] == list("cdefg")
@@ -224,10 +225,10 @@ def test_no_more_than_a_thousand_are_remembered() -> None:
 def test_a_task_without_arrays_is_tried_once_by_each_process(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enrolment tried what its rounds would try; a process that did not enrol the study tries it itself."""
     tried: list[str] = []
-    monkeypatch.setattr(contributions, "rehearse", lambda task, _, **__: tried.append(task.label))
+    monkeypatch.setattr(remembered, "rehearse", lambda task, _, **__: tried.append(task.label))
     assert attack.assign("a", attack.assignment()).call == "upload"
     assert tried == []
-    attack.bed.sites["b"].tried = Tried()
+    attack.bed.sites["b"].studies = LocalStudies()
     assert attack.assign("b", attack.assignment()).call == "upload"
     assert tried == ["statistics"]
 
@@ -236,9 +237,9 @@ def test_a_task_that_fails_without_records_is_refused(attack: Adversary, monkeyp
     def failing(*_: object, **__: object) -> None:
         raise HostileInput("it fails on no record")
 
-    attack.bed.sites["a"].tried = Tried()  # as in a process that did not enrol the study
+    attack.bed.sites["a"].studies = LocalStudies()  # as in a process that did not enrol the study
     with monkeypatch.context() as patched:
-        patched.setattr(contributions, "rehearse", failing)
+        patched.setattr(remembered, "rehearse", failing)
         assert attack.assign("a", attack.assignment()).refused is RefusalCode.CONTEXT
     assert attack.kinds("a")["reserve"] == 0
     assert attack.assign("a", attack.assignment()).call == "upload"

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from veilsum_participant.boundary import compiler as compiler_table
 from veilsum_participant.boundary import maps as maps_table
 from veilsum_participant.boundary import reader as reader_table
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import FramedSocket, pair, serve
 from veilsum_participant.data.local import LocalDatasets
+from veilsum_participant.worker import compiler
+from veilsum_participant.worker.compiler import Compiler
 from veilsum_participant.worker.maps import MapComputer
 from veilsum_participant.worker.reader import DatasetReader, told
 
@@ -65,8 +68,13 @@ class ThreadStarter:
         return [name for worker in self.started if worker.role == role for name in worker.asked]
 
     def _run(self, worker: ThreadWorker, line: FramedSocket) -> None:
-        table: Any = reader_table if worker.role == "reader" else maps_table
-        honest: Answer = DatasetReader(LocalDatasets()).answer if worker.role == "reader" else MapComputer().answer
+        table: Any = {"reader": reader_table, "maps": maps_table, "compiler": compiler_table}[worker.role]
+        honest: Answer = {
+            "reader": lambda: DatasetReader(LocalDatasets()).answer,
+            "maps": lambda: MapComputer().answer,
+            "compiler": lambda: Compiler().answer,
+        }[worker.role]()
+        said: Any = compiler.told if worker.role == "compiler" else told
 
         def answer(request: Inquiry[Any]) -> Message:
             worker.asked.append(type(request).__name__)
@@ -76,7 +84,7 @@ class ThreadStarter:
                 raise GoneError
             return found
 
-        serve(line, table.REQUESTS, answer, told, threads=1)
+        serve(line, table.REQUESTS, answer, said, threads=1)
 
 
 class RawStarter:

@@ -230,7 +230,7 @@ def make_bed(
     bed.sites = {name: open_test_site(bed.config(name), clock, random(name), budget) for name in bed.names}
     graphs = Graphs()  # follow from what is public: what one site traced, the others need not trace again
     for site in bed.sites.values():
-        site.tried.graphs = graphs
+        site.studies.tried.graphs = site.studies.graphs = graphs
     credentials = load_credentials(bed.kit.coordinator.identity, clock())
     database = fresh_database(bed.kit.coordinator.directory / "coordinator.db", LEDGER, COORDINATOR)
     mirror = Mirror(database, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)

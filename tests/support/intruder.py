@@ -412,6 +412,26 @@ def dial_tcp(victim: Victim, _: Path) -> object:
     return _says_hello(socket.socket(), ("127.0.0.1", victim.port))
 
 
+def _sends(victim: Victim, send: Callable[[socket.socket, tuple[str, int]], object]) -> object:
+    """TCP Fast Open: the kernel's rules for ports are asked at connect(2) alone."""
+    with socket.socket() as made:
+        made.setblocking(False)
+        try:
+            return send(made, ("127.0.0.1", victim.port))
+        except BlockingIOError:  # it dials
+            return True
+
+
+@attempt
+def dial_tcp_by_sending(victim: Victim, _: Path) -> object:
+    return _sends(victim, lambda made, where: made.sendto(b"x", socket.MSG_FASTOPEN, where))
+
+
+@attempt
+def dial_tcp_by_sending_messages(victim: Victim, _: Path) -> object:
+    return _sends(victim, lambda made, where: made.sendmsg([b"x"], [], socket.MSG_FASTOPEN, where))
+
+
 @attempt
 def dial_multipath_tcp(victim: Victim, _: Path) -> object:
     return _says_hello(socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262), ("127.0.0.1", victim.port))

@@ -19,6 +19,7 @@ from veilsum_node.database import open_database
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.kit import Kit, make_kit
+from veilsum_node.identity.tls import load_transport
 from veilsum_participant.session.client import open_ledger
 from veilsum_privacy.backup.backup import BackupOwner, Manifest, back_up, copy_database, open_archive
 from veilsum_privacy.backup.restore import restore
@@ -268,6 +269,36 @@ def test_an_identity_only_when_asked_for(kit: Kit, tmp_path: Path) -> None:
     (new.identity / "key.pem").write_bytes(b"another")
     with pytest.raises(StateError, match="differs from the backup's"):
         restore(full, new, with_identity=True)
+
+
+def test_the_key_of_connections_goes_with_the_identity(kit: Kit, tmp_path: Path) -> None:
+    """Where a site has one; a backup of a site without it is put back as ever."""
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    folder = party.identity / "transport"
+    with_key, _ = make(party, tmp_path, "with.tar", with_identity=True)
+    names = ("key.pem", "certificate.pem", "authority.pem")
+    former = {name: (folder / name).read_bytes() for name in names}
+    assert former["key.pem"] in with_key.read_bytes()
+    assert former["key.pem"] not in make(party, tmp_path)[0].read_bytes()
+    aside = folder.rename(tmp_path / "aside")
+    without, _ = make(party, tmp_path, "without.tar", with_identity=True)
+    aside.rename(folder)
+    stop(ledger)
+    for place, archive, held in (("one", with_key, True), ("two", without, False)):
+        new = BackupOwner(Role.PARTICIPANT, tmp_path / place / "participant.db", tmp_path / place / "identity")
+        assert restore(archive, new, with_identity=True).identity
+        there = {path.name: path.read_bytes() for path in (new.identity / "transport").glob("*")}
+        assert there == (former if held else {})
+        owner = load_credentials(new.identity, CLOCK(), Role.PARTICIPANT)
+        shown = load_transport(new.identity, CLOCK(), owner)
+        assert shown.identity.role is (Role.TRANSPORT if held else Role.PARTICIPANT)
+    key = tmp_path / "one" / "identity" / "transport" / "key.pem"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    key.write_bytes(b"another")
+    with pytest.raises(StateError, match="differs from the backup's"):
+        restore(
+            with_key, BackupOwner(Role.PARTICIPANT, tmp_path / "one" / "participant.db", key.parents[1]), with_identity=True
+        )
 
 
 def test_a_refused_restore_writes_no_identity(kit: Kit, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from veilsum_deploy import cli
 from veilsum_node.config import load_toml
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, SigningKey, verify_certificate
+from veilsum_node.process import starters
+from veilsum_node.process.confinement import Offered
 from veilsum_node.process.starters import EXAMPLE_ADDRESS, write_starter
 from veilsum_participant.settings.config import Policy, load_participant_config
 from veilsum_privacy.tasks import TASKS
@@ -101,3 +103,17 @@ def test_an_address_that_is_none_is_refused_before_a_key_is_made(
         cli.main(["participant", "init", str(tmp_path / "p"), "--name", "p", "--coordinator", address])
     assert caught.value.code == 2
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(("landlock", "isolation"), [(1, "processes"), (0, "none")])
+def test_a_new_sites_processes_are_confined_where_the_machine_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landlock: int, isolation: str
+) -> None:
+    """A configuration without the key, as those of before, goes on as one process."""
+    monkeypatch.setattr(starters, "offered", lambda: Offered(True, True, landlock))
+    path = write_starter(tmp_path, Role.PARTICIPANT)
+    values = tomllib.loads(path.read_text())
+    assert values["isolation"] == isolation
+    assert load_participant_config(path).isolation == isolation
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("isolation")))
+    assert load_participant_config(path).isolation == "none"

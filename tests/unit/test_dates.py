@@ -118,7 +118,7 @@ def test_what_is_no_one_day_is_none(tmp_path: Path, tail: str) -> None:
 ASKED = """
 import pyarrow as pa
 from veilsum_participant.data.sources import query_rows
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.query import SourceQuery
 text = "SELECT '2024-02-28 23:30:00+00'::TIMESTAMPTZ AS at, '2024-02-28 23:30:00+00'::TIMESTAMPTZ::DATE::VARCHAR AS day"
 found = query_rows(SourceQuery("d", text))
 print(found.schema.field("at").type, found["day"][0])

@@ -47,7 +47,7 @@ from veilsum_participant.worker import decoding
 line = socket.socket(fileno=int(sys.argv[1]))
 decoding.CPU_SECONDS, decoding.WALL_SECONDS = 1.0, 4.0
 real_decoder = decoding._be_decoder
-def be_decoder(line):
+def be_decoder(line, bounds):
     import veilsum_participant.data.images as images
     real = images.read_image
     def read(folder, name, shape):
@@ -55,7 +55,7 @@ def be_decoder(line):
             {bad}
         return real(folder, name, shape)
     images.read_image = read
-    real_decoder(line)
+    real_decoder(line, bounds)
 decoding._be_decoder = be_decoder
 bounds = Bounds.from_text(sys.argv[2]) if len(sys.argv) > 2 else None
 decoding._be_nursery(line, bounds)
@@ -114,6 +114,14 @@ def test_a_confined_decoder_reads_its_folder_and_nothing_else(
     assert decoders.read_image(other, "x.png", SHAPE) is NoPixels.ABSENT
     assert decoders.read_image(folder, "bad.png", SHAPE) is NoPixels.DAMAGED
     assert isinstance(decoders.read_image(folder, GOOD[1], SHAPE), np.ndarray)
+
+
+@pytest.mark.skipif(not offered().enough, reason="this kernel cannot confine")
+def test_a_confined_decoder_becomes_no_second_process(folder: Path, nursery: Callable[..., Decoders]) -> None:
+    """Its nursery may; one that was taken over could fill the user's processes, or outlive who started it."""
+    forking = "exec('try: os.fork()\\nexcept PermissionError: pass\\nelse: os._exit(1)')"
+    assert isinstance(nursery(forking, Bounds(read=(folder,))).read_image(folder, "bad.png", SHAPE), np.ndarray)
+    assert nursery(forking).read_image(folder, "bad.png", SHAPE) is NoPixels.DAMAGED
 
 
 def said(kind: int, data: bytes, size: int | None = None) -> bytes:

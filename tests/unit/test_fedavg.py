@@ -20,11 +20,11 @@ from veilsum_coordinator.parts.local_rounds import LocalRounds
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon_of
+from veilsum_privacy.computation.weights import SCORES, WEIGHTS
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.weights import SCORES, WEIGHTS
 from veilsum_privacy.training.mlp import Descent, train
 from veilsum_privacy.training.models import build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES

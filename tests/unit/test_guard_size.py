@@ -34,7 +34,7 @@ def test_the_kernel_stays_small_and_says_no_row() -> None:
     own = total(
         found, "veilsum_privacy.mechanism", "veilsum_privacy.accounting", "veilsum_privacy.ledger", "veilsum_aggregation"
     )
-    assert 5000 < own <= 5750
+    assert 5000 < own <= 6000
     assert total(found, "veilsum_privacy.study") <= 1100
     assert total(found, "veilsum_node") <= 2650
     assert total(found, "veilsum_privacy", "veilsum_aggregation", "veilsum_node") == sum(map(lines, found))
@@ -51,14 +51,14 @@ def test_what_masks_rest_on_knows_no_task(root: str, most: int) -> None:
 
 LOADED = """
 import json, sys
-import veilsum_participant.session.client, veilsum_participant.session.launcher, veilsum_participant.worker.remote
+import veilsum_participant.session.client, veilsum_participant.session.launcher, veilsum_participant.telemetry.elsewhere
 files = [module.__file__ for name, module in [*sys.modules.items()] if name.startswith("veilsum_")]
 print(json.dumps([sum(len(open(file).read().splitlines()) for file in files if file), sorted(sys.modules)]))
 """
 
 
 def test_what_shares_a_process_with_the_signing_key_is_counted_and_grows_no_more() -> None:
-    """All that the guard's process has loaded when it starts; docs/guard.md states it. The aim is 9,500."""
+    """All that a guard has loaded when it starts, `node` with it; test_guard_modules.py looks at a real one."""
     done = subprocess.run([sys.executable, "-P", "-c", LOADED], capture_output=True, text=True, check=True)
     total_lines, modules = json.loads(done.stdout)
     strangers = (
@@ -76,6 +76,8 @@ def test_what_shares_a_process_with_the_signing_key_is_counted_and_grows_no_more
     )
     assert [name for name in strangers if name in modules] == []
     assert [
-        name for name in modules if f"{name}.".startswith(("veilsum_participant.data.", "veilsum_participant.front."))
+        name
+        for name in modules
+        if f"{name}.".startswith(("veilsum_participant.data.", "veilsum_participant.front.", "veilsum_privacy.tasks."))
     ] == []
-    assert 9500 < total_lines <= 48000
+    assert 9500 < total_lines <= 31_000

@@ -17,11 +17,12 @@ from support.hostile import altered
 from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.protocol.policy import NEEDED, former_tasks, lacking_tasks, refuse, study_faults
-from veilsum_participant.settings.config import METHODS, ParticipantConfig, Policy, every_task
+from veilsum_participant.settings.config import METHODS, ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.study.known_tasks import FORMER, JOINT_ONLY, TASK_NAMES
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import FORMER, TASKS
+from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 
 OWN = "a"
@@ -413,5 +414,13 @@ def test_an_earlier_versions_configuration_is_told_what_it_refuses() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_without_any_of_its_tasks_is_named(name: str) -> None:
     for group in NEEDED[name]:
-        policy = Policy(methods=(name,), tasks=tuple(task for task in every_task() if task not in group))
+        policy = Policy(methods=(name,), tasks=tuple(task for task in TASK_NAMES if task not in group))
         assert [found for found, _, _ in lacking_tasks(policy)] == [name]
+
+
+def test_names_of_tasks_are_those_that_are_registered() -> None:
+    """A site's policy knows names, and no task's code."""
+    assert tuple(sorted(TASKS, key=lambda name: TASKS[name].kind == "derived")) == TASK_NAMES
+    assert frozenset(name for name, task in TASKS.items() if task.disclosures == ("joint",)) == JOINT_ONLY
+    assert {task.disclosures for task in TASKS.values()} <= {("joint",), ("joint", "per-site")}
+    assert not {*FORMER} & {*TASKS}

@@ -100,6 +100,28 @@ def test_a_reader_of_a_database_dials_its_port(url: str, dial: tuple[int, ...] |
     assert found.read == ()
 
 
+def test_a_compiler_has_nothing() -> None:
+    found = roles.compiler(config())
+    assert (found.read, found.write, found.network, found.local, found.forks, found.alters) == ((), (), *[False] * 4)
+    apart = ("/srv/site/identity", "/srv/records/a.csv")
+    assert {Path(path) for path in apart} <= set(found.apart)
+
+
+def test_what_serves_metrics_has_its_certificate_alone(tmp_path: Path) -> None:
+    """By their folder, for a renewed one takes its place; alone where the folder holds what is not its own."""
+    own, identity = tmp_path / "metrics", tmp_path / "identity"
+    for folder in (own, identity):
+        folder.mkdir()
+    served = {"listen": "10.0.0.1:9464", "certificate": own / "c.pem", "key": own / "k.pem", "token_file": identity / "token"}
+    made = config(identity=identity, metrics=served)
+    found = roles.metrics(made)
+    assert (found.write, found.network, found.local, found.forks, found.alters) == ((), *[False] * 4)
+    assert found.read == (own, identity / "token")
+    assert identity in found.apart
+    assert own not in roles.guard(made).read
+    assert roles.metrics(config()).read == ()
+
+
 def test_the_url_in_a_file_counts(tmp_path: Path) -> None:
     (tmp_path / "dsn").write_text("postgresql://db.example:6432/x\n")
     (tmp_path / "dsn").chmod(0o600)

@@ -21,9 +21,9 @@ from veilsum_participant.protocol.limits import FACTORS, count_faults, kept_weig
 from veilsum_participant.settings.config import Policy
 from veilsum_participant.store.attempts import AttemptState, add_attempt
 from veilsum_privacy.computation.contribution import SitePlace
+from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
-from veilsum_privacy.tasks.weights import WEIGHTS
 
 KEY = bytes(32)
 ROUND, SEEN = RefusalCode.ROUND, AttemptState.RELEASED

@@ -15,9 +15,9 @@ from scipy import stats
 from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.computation.weights import SCORES, WEIGHTS, cohort_factors, largest_share
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
-from veilsum_privacy.tasks.weights import SCORES, WEIGHTS, cohort_factors, largest_share
 
 
 def make_steps(number: int = 2, variance: int = 10_000, grid: int = 4096, clip: float = 0.5) -> Steps:

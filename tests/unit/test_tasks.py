@@ -32,8 +32,9 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
 from veilsum_privacy.computation.contribution import compute_sum, task_rows
 from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.study.known_tasks import FORMER
 from veilsum_privacy.study.study import NoiseKind, Unit
-from veilsum_privacy.tasks import FORMER, TASKS, build_task
+from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Records, RowTask, Task
 from veilsum_privacy.tasks.layout import Block, Layout, balanced_weights
 from veilsum_privacy.tasks.outcomes import Outcome

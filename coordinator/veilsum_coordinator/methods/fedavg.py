@@ -71,12 +71,12 @@ from veilsum_coordinator.parts.outcomes import (
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.computation.weights import SCORES, WEIGHTS
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.local_training import OF_OUTCOMES
 from veilsum_privacy.tasks.outcomes import Outcome
-from veilsum_privacy.tasks.weights import SCORES, WEIGHTS
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import LinearOptions, Perceptron
 from veilsum_privacy.training.objectives import OBJECTIVES

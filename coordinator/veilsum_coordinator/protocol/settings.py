@@ -11,7 +11,7 @@ from veilsum_node.addresses import address_to_listen_on
 from veilsum_node.config import located
 from veilsum_node.fields import Frozen
 from veilsum_node.overrides import Loaded, load_settings
-from veilsum_node.telemetry.endpoint import MetricsSettings
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
 
 DATABASE_VARIABLE = "VEILSUM_DATABASE"

@@ -96,7 +96,8 @@ REACHING = {"connect": (42, 203), "bind": (49, 200), "listen": (50, 201)}
 ARGUED = {
     "clone": (56, 220), "clone3": (435, 435), "kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "fcntl": (72, 25),
-    "ioctl": (16, 29), "prctl": (157, 167), "socket": (41, 198), "socketpair": (53, 199),
+    "ioctl": (16, 29), "prctl": (157, 167), "socket": (41, 198), "socketpair": (53, 199), "sendto": (44, 206),
+    "sendmsg": (46, 211), "sendmmsg": (307, 269),
 }  # fmt: skip
 """Calls that are refused by their arguments."""
 
@@ -105,6 +106,7 @@ _OWN_OTHERS = (8, 15, 1026)  # fcntl F_SETOWN, F_SETOWN_EX, which aim signals; F
 _TERMINAL = (0x5412, 0x541C, 0x8901, 0x8902)  # ioctl TIOCSTI, TIOCLINUX: type; FIOSETOWN, SIOCSPGRP: aim signals
 _UNIX, _INET, _INET6 = 1, 2, 10
 _STREAM, _DATAGRAM, _PACKETS = 1, 2, 5
+_FAST_OPEN = 0x20000000  # MSG_FASTOPEN: data that dials, past the rules for connect(2)
 _TYPE = 0xF  # the kind of a socket, beside its flags
 _LOW = 0xFFFFFFFF
 
@@ -256,12 +258,22 @@ def confine(bounds: Bounds, keep: Iterable[int] = ()) -> Offered:
     _prctl(_DUMPABLE, 0)
     _prctl(_NO_NEW_PRIVS, 1)
     _restrict(bounds, found.landlock)
+    filter_calls(bounds)
+    return found
+
+
+def filter_calls(bounds: Bounds) -> None:
+    """Filter the system calls of this process: the part of :func:`confine` that a child of a confined one takes on by itself,
+    to do less than its parent may.
+
+    Raises:
+        ConfigurationError: the kernel refuses.
+    """
     program = filter_program(bounds, platform.machine(), os.getpid())
     packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     kept = ctypes.create_string_buffer(packed, len(packed))
     packed = struct.pack("@HP", len(program), ctypes.addressof(kept))
     _done(_call(_SECCOMP[_column()], _FILTER, _TSYNC, packed), "filter its system calls")
-    return found
 
 
 def reach_fault(bounds: Bounds) -> ConfigurationError | None:
@@ -344,6 +356,9 @@ def filter_program(bounds: Bounds, machine: str, process: int) -> list[Instructi
         # MPTCP and SCTP are other protocols than the one whose ports are restricted
         "socket": [*_one_of(0, families), *_one_of(1, [_STREAM, _DATAGRAM], mask=_TYPE), *_one_of(2, [0, 6, 17])],
         # of a pair's ends, those of datagrams alone can be turned to somebody else
+        "sendto": _one_of(3, [0], mask=_FAST_OPEN),
+        "sendmsg": _one_of(2, [0], mask=_FAST_OPEN),
+        "sendmmsg": _one_of(3, [0], mask=_FAST_OPEN),
         "socketpair": [*_one_of(0, [_UNIX]), *_one_of(1, [_STREAM, _PACKETS], mask=_TYPE)],
     }
     for name, checks in argued.items():

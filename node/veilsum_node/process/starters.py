@@ -8,6 +8,7 @@ from string import Template
 
 from veilsum_node.identity import Role
 from veilsum_node.identity.files import write_new
+from veilsum_node.process.confinement import offered
 
 EXAMPLE_ADDRESS = "coordinator.example:8461"
 
@@ -23,7 +24,7 @@ coordinator = "$address"      # host:port of the coordinator, as its certificate
 identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
 state = "participant.db"      # protocol state and privacy ledger; of an older copy the participant recovers charges first
 
-isolation = "none"            # "processes": network, keys and records in processes of their own, confined by the kernel
+$isolation
 
 # [log]                       # by default plain lines on standard error
 # file = "participant.log"
@@ -152,6 +153,9 @@ coordinator = "$address"      # host:port of the coordinator, as its certificate
 identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
 """)
 
+_PROCESSES = 'isolation = "processes"       # network, keys and records in processes of their own, confined by the kernel'
+_NONE = 'isolation = "none"            # all in one process: the kernel of this machine cannot confine "processes"'
+
 _STARTERS = {Role.PARTICIPANT: _PARTICIPANT, Role.COORDINATOR: _COORDINATOR, Role.ANALYST: _ANALYST}
 
 
@@ -161,11 +165,14 @@ def write_starter(directory: Path, role: Role, address: str = EXAMPLE_ADDRESS) -
     Args:
         address: checked host:port of the coordinator.
 
+    A participant's has its processes confined where this machine's kernel can do that.
+
     Raises:
         StateError: the file cannot be written.
     """
     role = Role.ANALYST if role is Role.OPERATOR else role  # both call the same commands, which look for one file
     path = directory / f"{role}.toml"
     if not path.exists():
-        write_new(path, _STARTERS[role].substitute(address=address).encode())
+        isolation = _PROCESSES if offered().enough else _NONE
+        write_new(path, _STARTERS[role].substitute(address=address, isolation=isolation).encode())
     return path

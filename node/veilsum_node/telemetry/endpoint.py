@@ -13,25 +13,25 @@ import gzip
 import hmac
 import ipaddress
 import math
-import os
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from prometheus_client import CollectorRegistry, disable_created_metrics
-from prometheus_client.exposition import choose_encoder
-from pydantic import AfterValidator
+from prometheus_client import CollectorRegistry
 
-from veilsum_node.addresses import address_to_listen_on, bare_host, split_host_port
+from veilsum_node.addresses import bare_host, split_host_port
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen
 from veilsum_node.identity.files import read_private
-from veilsum_node.phrases import unwritable
+from veilsum_node.telemetry.endpoint_settings import Heartbeat as Heartbeat
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings as MetricsSettings
+from veilsum_node.telemetry.endpoint_settings import bound as bound
+from veilsum_node.telemetry.endpoint_settings import resolved, unbound
+from veilsum_node.telemetry.endpoint_settings import write_address as write_address
+from veilsum_node.telemetry.exposition import KINDS, OPENMETRICS, Page, page_of
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
 
 SHORTEST_TOKEN = 16
@@ -42,93 +42,12 @@ _KEPT_SECONDS = 1.0  # how long a page serves who asks next
 _PORT = re.compile(r":\d+$", re.ASCII)
 _POLL_SECONDS = 0.2  # how soon it stops when it is told to
 
-# The library's own negotiation fails on some headers and repeats a caller's version in its answer: it hears these two alone.
-_OPENMETRICS = "application/openmetrics-text"
-_ENCODERS = {wanted: choose_encoder(f"{_OPENMETRICS};version=1.0.0" if wanted else "text/plain") for wanted in (False, True)}
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # the list of metrics is closed: no *_created beside every counter
-
-
-class MetricsSettings(Frozen):
-    """The table ``[metrics]`` of a configuration file; without it the endpoint does not start.
-
-    Attributes:
-        listen: host:port; port 0 lets the system choose. On another host than loopback the three files below are demanded.
-        ready_file: where the chosen address is written once the endpoint listens.
-        certificate: PEM file of the endpoint's certificate and what leads to its authority; a renewed one is taken up.
-        key: PEM file of its private key, readable by its owner only.
-        token_file: file of one token of at least 16 characters, readable by its owner only; who asks for the metrics shows it
-            as ``Authorization: Bearer``.
-    """
-
-    listen: Annotated[str, AfterValidator(address_to_listen_on)] = "127.0.0.1:9464"
-    ready_file: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    token_file: Path | None = None
-
-
-class Heartbeat:
-    """Tells whether a loop still turns: the loop calls :meth:`beat`, the endpoint asks :meth:`alive`.
-
-    Args:
-        seconds: how long the loop may take for one turn.
-    """
-
-    def __init__(self, seconds: float = 120.0) -> None:
-        self._seconds, self._last = seconds, time.monotonic()
-
-    def beat(self) -> None:
-        """The loop has turned."""
-        self._last = time.monotonic()
-
-    def alive(self) -> bool:
-        """Whether it turned lately."""
-        return time.monotonic() - self._last <= self._seconds
-
-
-def write_address(path: Path, address: str, key: str) -> None:
-    """Write a listener's address where others wait for it, whole or not at all.
-
-    Raises:
-        ConfigurationError: the file that the configuration's ``key`` names cannot be written.
-    """
-    partial = path.with_suffix(".partial")
-    try:
-        partial.write_text(address)
-        os.replace(partial, path)
-    except OSError as error:
-        raise ConfigurationError(f"{path} {unwritable(error)}.", f"Check {key}.") from error
-
-
-def bound(settings: MetricsSettings) -> socket.socket:
-    """A socket that listens where the metrics are to be served, for a process that may not make one.
-
-    Raises:
-        ConfigurationError: the address is not safe as configured, or cannot be listened on.
-    """
-    family, place = _resolve(settings)
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(place)
-        made.listen(Listener.request_queue_size)
-    except OSError as error:
-        made.close()
-        raise _unbound(settings, error) from error
-    return made
-
-
-def _unbound(settings: MetricsSettings, error: OSError) -> ConfigurationError:
-    advice = "Choose a free port, or 0 to let the system choose."
-    return ConfigurationError(f"The metrics cannot be served on {settings.listen} ({error.strerror}).", advice)
-
 
 class MetricsServer:
     """Serves a registry until it is stopped.
 
     Args:
-        registry: what ``/metrics`` shows; collected in the endpoint's threads.
+        registry: what ``/metrics`` shows; collected in the endpoint's threads. Or what gives it, as bytes.
         settings: where to listen, and how to be let in.
         ready: for ``/readyz``: why the process is not ready, in one word; empty if it is.
         alive: for ``/healthz``: whether the process's loop turns.
@@ -139,16 +58,22 @@ class MetricsServer:
 
     def __init__(
         self,
-        registry: CollectorRegistry,
+        registry: CollectorRegistry | Page,
         settings: MetricsSettings,
         *,
         ready: Callable[[], str],
         alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self._settings = settings
-        self._family, self._place = _resolve(settings)
+        self._family, self._place = resolved(settings)
         host, _ = split_host_port(settings.listen, lowest_port=0)
-        self._pages = _Pages(registry, _load_token(settings), host, ready, alive)
+        self._pages = _Pages(
+            page_of(registry) if isinstance(registry, CollectorRegistry) else registry,
+            _load_token(settings),
+            host,
+            ready,
+            alive,
+        )
         self._tls = _load_tls(settings)
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
@@ -166,7 +91,7 @@ class MetricsServer:
         try:
             self._server = Listener(self._family, self._place, self._pages.answer, self._tls, listening=listening)
         except OSError as error:
-            raise _unbound(settings, error) from error
+            raise unbound(settings, error) from error
         address = f"{settings.listen.rpartition(':')[0]}:{self._server.server_address[1]}"
         if settings.ready_file is not None:
             try:
@@ -197,9 +122,9 @@ class _Pages:
     """What is answered to a path."""
 
     def __init__(
-        self, registry: CollectorRegistry, token: bytes | None, host: str, ready: Callable[[], str], alive: Callable[[], bool]
+        self, page: Page, token: bytes | None, host: str, ready: Callable[[], str], alive: Callable[[], bool]
     ) -> None:
-        self._registry, self._token, self._ready, self._alive = registry, token, ready, alive
+        self._page, self._token, self._ready, self._alive = page, token, ready, alive
         self._host = _bare(host)
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, bytes]] = {}  # when a page was made, and the page, by its format, of which are two
@@ -221,11 +146,12 @@ class _Pages:
                 return HTTPStatus.NOT_FOUND, {}, b"not found\n"
 
     def _metrics(self, headers: Any) -> Answer:
-        encode, kind = _ENCODERS[_OPENMETRICS in headers.get("Accept", "").lower()]
+        wanted = OPENMETRICS in headers.get("Accept", "").lower()
+        kind = KINDS[wanted]
         with self._lock:  # however many ask, one pass over the registry at a time
             made, body = self._kept.get(kind, (-math.inf, b""))
             if time.monotonic() - made > _KEPT_SECONDS:
-                body = encode(self._registry)
+                body = self._page(wanted)
                 self._kept[kind] = time.monotonic(), body
         answer = {"Content-Type": kind}
         if len(body) > _FEW_BYTES and "gzip" in headers.get("Accept-Encoding", ""):
@@ -257,29 +183,6 @@ def _bare(host: str) -> str:
 
 def _word(reason: str) -> Answer:
     return HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, {}, f"{reason or 'ok'}\n".encode()
-
-
-def _resolve(settings: MetricsSettings) -> tuple[socket.AddressFamily, Any]:
-    """The address to bind, and a refusal where it is not safe as configured."""
-    host, port = split_host_port(settings.listen, lowest_port=0)
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigurationError(f"The host of metrics.listen is not known: {settings.listen}.", "Name an address.") from error
-    family, _, _, _, place = found[0]
-    if not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
-        missing = [name for name in ("certificate", "key", "token_file") if getattr(settings, name) is None]
-        if missing:
-            raise ConfigurationError(
-                f"metrics.listen {settings.listen} is not a loopback address; {_names(missing)} missing.",
-                "Set metrics.certificate, metrics.key and metrics.token_file, or listen on 127.0.0.1.",
-            )
-    return family, place
-
-
-def _names(missing: list[str]) -> str:
-    keys = [f"metrics.{name}" for name in missing]
-    return f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'}"
 
 
 def _load_token(settings: MetricsSettings) -> bytes | None:

@@ -14,7 +14,7 @@ from veilsum_node.addresses import join_host_port, split_host_port
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.identity.files import read_private
 from veilsum_node.process.console import print_json, print_line
-from veilsum_node.telemetry.endpoint import MetricsSettings
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_node.telemetry.logs import printable
 
 SECONDS = 5.0

@@ -22,6 +22,7 @@ from typing import Any
 
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.identity.files import read_file, read_private
+from veilsum_node.telemetry.endpoint_settings import QUEUE
 
 LOG = logging.getLogger("veilsum.monitoring")
 
@@ -118,7 +119,7 @@ class Listener(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 16
+    request_queue_size = QUEUE
 
     def __init__(
         self,

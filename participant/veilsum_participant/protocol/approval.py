@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
@@ -36,12 +36,11 @@ from veilsum_participant.store.pending import (
 )
 from veilsum_participant.store.studies import studies_of
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.computation.rehearsal import rehearse
+from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.ledger.entries import Entry
 from veilsum_privacy.ledger.statements import RequestedStudy, declared_mechanisms
 from veilsum_privacy.study.study import Study, parse_study, study_digest
-from veilsum_privacy.tasks.agreed import AgreedStudy
 
 MOST_WAITING = 256
 """Studies that wait for the operator's word at most; further ones are refused."""
@@ -80,7 +79,7 @@ class SignedStudy:
         return min(now + self.seconds_left, study.expires) if self.seconds_left else None
 
 
-def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[AgreedStudy, str]:
+def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[DeclaredStudy, str]:
     """Verify a study's digest, signature, federation, coordinator and time; returns it with its analyst's certified name.
 
     Raises:
@@ -111,7 +110,7 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[AgreedStu
     return agreed, analyst.name
 
 
-def policy_refusals(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> list[Refusal]:
+def policy_refusals(connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str) -> list[Refusal]:
     """Everything that speaks against a verified study, but for what its population has spent."""
     study = agreed.study
     delta = site.budget_delta(study.dataset, connection)
@@ -124,13 +123,13 @@ def policy_refusals(connection: Connection, site: Site, agreed: AgreedStudy, ana
     return [*faults, *joining_faults(connection, study, site.config, site.name)]
 
 
-def study_refusal(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> Refusal | None:
+def study_refusal(connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str) -> Refusal | None:
     """Everything in policy and budget that speaks against a verified study, as one refusal; None for nothing."""
     budget = budget_faults(connection, site.config, site.ledger, agreed.digest, agreed.study)
     return Refusal.of([*policy_refusals(connection, site, agreed, analyst), *budget])
 
 
-def _answer(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> Refusal | None:
+def _answer(connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str) -> Refusal | None:
     """What an analyst is told of a study, which says something of the budget and so is not told without end."""
     key, study = agreed.digest, agreed.study
     policy, asked = policy_refusals(connection, site, agreed, analyst), answer_fault(connection, site, key, study, analyst)
@@ -141,7 +140,7 @@ def _answer(connection: Connection, site: Site, agreed: AgreedStudy, analyst: st
     return Refusal.of([*policy, *budget])
 
 
-def rehearsal_faults(site: Site, agreed: AgreedStudy) -> Iterator[Refusal]:
+def rehearsal_faults(site: Site, agreed: DeclaredStudy) -> Iterator[Refusal]:
     """What would go wrong in any round of a study that the policy accepts, found without reading a record."""
     study = agreed.study
     yield from site.structure_faults(study.dataset, study.data)
@@ -149,15 +148,12 @@ def rehearsal_faults(site: Site, agreed: AgreedStudy) -> Iterator[Refusal]:
     for declaration in study.tasks:
         task = agreed.task(declaration.label)
         try:
-            made_up = rehearse(task, graphs=site.tried.graphs)
+            site.studies.rehearse(task, None)
         except HostileInput as error:
             yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
-        else:
-            if not made_up:  # nothing was made up but records, so its rounds would try the same
-                site.tried.add(task, made_up)
 
 
-def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: AgreedStudy, analyst: str) -> Refusal | None:
+def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: DeclaredStudy, analyst: str) -> Refusal | None:
     """Decide on a verified study in the caller's transaction, which may enrol at once if it does not wait in the store.
 
     Returns:
@@ -224,6 +220,7 @@ class Waiting:
         leaves: how many more such studies the budget bears after this one, :data:`MOST_SUCH` at most; None where it has no
             bound, or was not asked for.
         earlier: the newest study of the analyst on the dataset that this site was enrolled in before; None for none.
+        asked: what a study asks, in words.
     """
 
     digest: bytes
@@ -235,6 +232,7 @@ class Waiting:
     before: float | None
     after: float | None
     obstacle: Refusal | None
+    asked: Callable[[Study], Mapping[str, str]] = field(repr=False)
     approved_by: tuple[str, ...] = ()
     needs: int = 1
     deadline: int | None = None
@@ -462,6 +460,7 @@ def _waiting(connection: Connection, site: Site, row: PendingRow, *, whole: bool
     epsilon = study_epsilon(study, study.privacy.delta if delta is None else delta)
     above = site.config.policy.four_eyes_above
     return Waiting(
+        asked=site.studies.asked,
         approved_by=tuple(str(entry.detail["operator"]) for entry in _approvals(connection, site, row)),
         deadline=row.deadline,
         delta=delta,

@@ -36,8 +36,8 @@ from veilsum_participant.store.attempts import (
 )
 from veilsum_participant.store.kept import find_kept, paid_state
 from veilsum_participant.store.studies import StudyState, change_study, find_method
-from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute
-from veilsum_privacy.computation.rehearsal import rehearse
+from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute, own_rows
+from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.ledger import Mechanism, Reservation
 from veilsum_privacy.securesum.context import (
     Assignment,
@@ -48,8 +48,6 @@ from veilsum_privacy.securesum.context import (
     parse_assignment,
 )
 from veilsum_privacy.securesum.graph import mask_graph
-from veilsum_privacy.tasks.agreed import AgreedTask
-from veilsum_privacy.tasks.base import RowTask
 
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
@@ -216,27 +214,22 @@ class Contributions:
             decode_broadcast(state or b""),
             site.noise_random,
             most_records=site.config.datasets[study.dataset].most_records,
-            evaluations=Evaluations(site.tried.graphs, task),
+            evaluations=Evaluations(site.studies.graphs, task),
             elsewhere=elsewhere,
         )
         refuse(weight_faults(task, arrays, place, site.config.policy))
         refuse(site.structure_faults(study.dataset, study.data))
-        self._try(task, arrays)
+        self._try(task, arrays, place)
         return _Ready(arrays, place, None if kept is None else kept.whole)
 
-    def _try(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
-        """Compute the task without records: on all made-up ones for a set of arrays of other names or shapes, on a few for the
-        values of every round."""
-        tried = self._site.tried
-        known = tried.knows(task, arrays)
-        if known and not arrays:
-            return
+    def _try(self, task: DeclaredTask, arrays: Mapping[str, Floats], place: SitePlace) -> None:
+        """Compute the task without records, and have its rows traced, which are kept for the round."""
         try:
-            rehearse(task, arrays, again=tried.few(task) if known else None, graphs=tried.graphs)
-        except HostileInput as error:
+            self._site.studies.rehearse(task, arrays)
+            if task.terms.kind in ("rows", "factors") and place.evaluations is not None:
+                place.evaluations.graph(task, own_rows(task, arrays, place.index), place.given)
+        except (HostileInput, Misuse) as error:
             raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
-        if not known:
-            tried.add(task, arrays)
 
     def _compute(self, opened: OpenStudy, checked: Assigned, ready: _Ready) -> Computed:
         """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
@@ -249,7 +242,7 @@ class Contributions:
 
         def load() -> Reading:
             readings.append(Reading())
-            if isinstance(plan.task.task, RowTask):
+            if plan.task.terms.kind in ("rows", "factors"):
                 readings[-1] = site.batches(
                     study.dataset, study.data, by_subject=study.privacy.unit == "subject", seconds=seconds
                 )

@@ -18,10 +18,9 @@ from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.settings.config import Policy
 from veilsum_participant.store.attempts import PAID, AttemptState, tally
 from veilsum_privacy.computation.contribution import SitePlace
+from veilsum_privacy.computation.declared import DeclaredTask
+from veilsum_privacy.computation.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.context import Assignment
-from veilsum_privacy.tasks.agreed import AgreedTask
-from veilsum_privacy.tasks.base import FactorTask, TrainingTask
-from veilsum_privacy.tasks.weights import cohort_factors, largest_share
 
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""
@@ -61,13 +60,15 @@ def count_faults(
         yield Refusal(RefusalCode.ATTEMPTS, f"The study made {most} attempts, as many as its releases could need.")
 
 
-def weight_faults(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: SitePlace, policy: Policy) -> Iterator[Refusal]:
+def weight_faults(
+    agreed: DeclaredTask, broadcast: Mapping[str, Floats], place: SitePlace, policy: Policy
+) -> Iterator[Refusal]:
     """Whether one member weighs so much in a weighted sum as if fewer than the policy's ``min_cohort`` took part; and, in a
     study of one cohort, whether its members had other weights before: sums of one cohort at unlike weights can be solved for
     what each member adds, as sums of unlike cohorts can.
     """
     study = agreed.study
-    if not agreed.task.weighted():
+    if not agreed.terms.weighted:
         return
     try:
         factors = cohort_factors(broadcast, place.cohort or tuple(range(study.sites)), study.sites)
@@ -81,7 +82,7 @@ def weight_faults(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: Si
         )
     if study.privacy.cohort_difference != "strict":
         return
-    vectors = [own for own in agreed.agreed.tasks if isinstance(own.task, FactorTask | TrainingTask)]
+    vectors = [own for own in agreed.agreed.tasks if own.terms.kind in ("factors", "training")]
     if len(vectors) > 1:
         yield Refusal(RefusalCode.COHORT_CHANGED, "A weighted sum stands alone in a study that allows one cohort only.")
     before = place.state.get(FACTORS)
@@ -91,9 +92,9 @@ def weight_faults(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: Si
         )
 
 
-def kept_weights(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: SitePlace) -> Mapping[str, Floats]:
+def kept_weights(agreed: DeclaredTask, broadcast: Mapping[str, Floats], place: SitePlace) -> Mapping[str, Floats]:
     """What a round's state must hold for :func:`weight_faults` of the next one."""
     study = agreed.study
-    if study.privacy.cohort_difference != "strict" or not agreed.task.weighted():
+    if study.privacy.cohort_difference != "strict" or not agreed.terms.weighted:
         return {}
     return {FACTORS: cohort_factors(broadcast, place.cohort or tuple(range(study.sites)), study.sites)}

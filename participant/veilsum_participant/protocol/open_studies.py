@@ -16,10 +16,10 @@ from veilsum_participant.protocol.policy import analyst_faults, refuse
 from veilsum_participant.site import Site
 from veilsum_participant.store.studies import TAKING_PART, StudyRow, find_study, load_enrolments
 from veilsum_participant.store.tables import promised
+from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import Member, Roster, verify_roster
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks.agreed import AgreedStudy
 
 
 @lru_cache(maxsize=32)
@@ -37,7 +37,7 @@ class OpenStudy:
     """A study that the site is enrolled in, loaded from the store and verified again."""
 
     row: StudyRow = field(repr=False)  # holds a key and seeds
-    agreed: AgreedStudy
+    agreed: DeclaredStudy
 
     @property
     def study(self) -> Study:

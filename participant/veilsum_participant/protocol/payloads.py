@@ -30,6 +30,7 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.kept import KeptVector, find_kept, keep_state, keep_vector
 from veilsum_participant.store.studies import StudyState, change_study, find_study
 from veilsum_participant.store.tables import promised
+from veilsum_privacy.computation.declared import DeclaredPlan
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.securesum.context import (
@@ -44,7 +45,6 @@ from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.securesum.short_keys import draw_key
 from veilsum_privacy.securesum.streams import SECRET_BYTES
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
-from veilsum_privacy.tasks.agreed import RoundPlan
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Assigned:
     assignment: Assignment
     roster: Roster
     graph: MaskGraph
-    plan: RoundPlan
+    plan: DeclaredPlan
     context: bytes
 
 

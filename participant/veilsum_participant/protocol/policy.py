@@ -19,13 +19,13 @@ from veilsum_participant.settings.dataset_config import header_conflict, named_i
 from veilsum_participant.settings.encoder_files import find_path
 from veilsum_participant.settings.query import is_csv, pixel_names
 from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.known_tasks import FORMER, JOINT_ONLY
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import FORMER, TASKS
-from veilsum_privacy.tasks.agreed import AgreedStudy
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
@@ -63,7 +63,7 @@ def _digest(text: str) -> str:
 
 
 def study_faults(
-    agreed: AgreedStudy, analyst: str, config: ParticipantConfig, own: str, delta: float | None
+    agreed: DeclaredStudy, analyst: str, config: ParticipantConfig, own: str, delta: float | None
 ) -> Iterator[Refusal]:
     """What a study breaks before enrolment, budgets apart.
 
@@ -84,7 +84,7 @@ def analyst_faults(name: str, policy: Policy) -> Iterator[Refusal]:
         yield _not_among(RefusalCode.ANALYST, "Analyst", name, "analysts")
 
 
-def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
+def term_faults(agreed: DeclaredStudy, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
     """What a study asks for against the policy: before enrolment, and again before consent, for the operator may have made the
     policy stricter.
 
@@ -302,7 +302,7 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
         )
 
 
-def _task_faults(agreed: AgreedStudy, declaration: TaskDeclaration, policy: Policy) -> Iterator[Refusal]:
+def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, policy: Policy) -> Iterator[Refusal]:
     if declaration.task not in policy.tasks:
         yield _not_among(RefusalCode.TASK, "Task", declaration.task, "tasks", _accept("policy.tasks"))
         return
@@ -317,7 +317,7 @@ def _task_faults(agreed: AgreedStudy, declaration: TaskDeclaration, policy: Poli
         advice = _accept("policy.disclosures")
         yield _not_among(RefusalCode.DISCLOSURE, "Disclosure", declaration.disclosure, "disclosures", advice)
         return
-    if declaration.task in TASKS and declaration.disclosure not in TASKS[declaration.task].disclosures:
+    if declaration.task in JOINT_ONLY and declaration.disclosure != "joint":
         yield Refusal(RefusalCode.DISCLOSURE, f"Task {declaration.task!r} cannot be disclosed {declaration.disclosure}.")
         return
     try:
@@ -325,7 +325,7 @@ def _task_faults(agreed: AgreedStudy, declaration: TaskDeclaration, policy: Poli
     except HostileInput as error:
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
-    if task.task.steers_sites() and "per-site" not in policy.disclosures:
+    if task.terms.steers_sites and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
             f"What is broadcast for each site acts on its records in task {declaration.label!r}: its sum over all sites can be"

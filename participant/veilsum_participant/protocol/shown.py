@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from veilsum_node.identity.certificate import moment
 from veilsum_node.phrases import counted, listed
 from veilsum_privacy.accounting.prices import delta_warning
-from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.dossier.figures import cost, meaning
 from veilsum_privacy.study.study import STATEMENTS
 
@@ -43,7 +42,7 @@ def _lines(item: Waiting) -> Iterator[str]:
         yield f"  {stated.replace('_', ' ')}: {study.statements.get(stated, UNSTATED)}"
     yield ""
     yield "What it asks"
-    for name, text in asked_facts(study).items():
+    for name, text in item.asked(study).items():
         yield f"  {name}: {text}"
     yield ""
     yield "What it costs here"
@@ -94,7 +93,7 @@ def _differences(item: Waiting) -> Iterator[str]:
     if item.earlier is None:
         yield "There is none."
         return
-    old, new = asked_facts(item.earlier), asked_facts(item.study)
+    old, new = {**item.asked(item.earlier)}, {**item.asked(item.study)}
     old |= {name.replace("_", " "): text for name, text in item.earlier.statements.items()}
     new |= {name.replace("_", " "): text for name, text in item.study.statements.items()}
     yield f"{item.earlier.name}, signed {moment(item.earlier.created)}"

@@ -109,6 +109,10 @@ class SiteChannel:
             HostileInput: it does not prove a coordinator's name.
             UndeliveredError: the call failed.
         """
+        return self._greet("")
+
+    def _greet(self, name: str) -> int:
+        """:meth:`hello` by a coordinator of this name, if one was proven before: nothing is taken over of another."""
         challenge = self._random.bytes(32)
         try:
             reply = self._ask(says.Hello(versions=PROTOCOL_VERSIONS, software=SOFTWARE, challenge=challenge))
@@ -124,6 +128,8 @@ class SiteChannel:
             signature=reply.signature,
             at=self._clock(),
         )
+        if name and identity.name != name:
+            raise HostileInput(f"The coordinator was {name} and now is {identity.name}.")
         self.version, self.coordinator, self.coordinator_certificate = reply.version, identity.name, reply.certificate
         self.coordinator_end = identity.not_after
         return reply.now
@@ -138,10 +144,8 @@ class SiteChannel:
             HostileInput: it does not prove it, or proves another one.
             UndeliveredError: the call failed.
         """
-        name, certificate = self.coordinator, self.coordinator_certificate
-        self.hello()
-        if self.coordinator != name:
-            raise HostileInput(f"The coordinator was {name} and now is {self.coordinator}.")
+        certificate = self.coordinator_certificate
+        self._greet(self.coordinator)
         return self.coordinator_certificate != certificate
 
     def directives(self, nonce: bytes) -> Iterator[says.Directive]:

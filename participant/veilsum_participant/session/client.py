@@ -12,7 +12,6 @@ import contextlib
 import logging
 import queue
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,9 +51,10 @@ from veilsum_participant.settings.dataset_config import named_in_records
 from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
+from veilsum_participant.studies import Studies
 from veilsum_participant.telemetry.metrics import monitored
+from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.training import device
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -70,7 +70,12 @@ WAITING = 64  # directives read ahead; the rest wait in the stream
 
 
 def open_site(
-    config: ParticipantConfig, *, clock: Callable[[], int] = now, same_key: bool = False, datasets: Datasets | None = None
+    config: ParticipantConfig,
+    *,
+    clock: Callable[[], int] = now,
+    same_key: bool = False,
+    datasets: Datasets | None = None,
+    studies: Studies | None = None,
 ) -> Site:
     """Open a participant's identity, store and ledger; sets the first budgets that the configuration names.
 
@@ -79,6 +84,7 @@ def open_site(
         clock: Unix seconds.
         same_key: refuse an identity whose key is another one than open studies know the site by.
         datasets: how records are read; by default in this process, which then computes on the configured device.
+        studies: how tasks are traced; by default in this process.
 
     Raises:
         ConfigurationError, Misuse: identity, directory of the federation, files or the device are not in order.
@@ -86,9 +92,14 @@ def open_site(
     """
     if datasets is None:
         from veilsum_participant.data.local import LocalDatasets
+        from veilsum_privacy.training import device
 
         device.choose(config.device)
         datasets = LocalDatasets()
+    if studies is None:
+        from veilsum_participant.local_studies import LocalStudies
+
+        studies = LocalStudies()
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
     config, directory = with_pins(config, credentials, clock())
     database = open_database(config.state)
@@ -112,6 +123,7 @@ def open_site(
         elapsed=steady,
         directory=directory,
         datasets=datasets,
+        studies=studies,
     )
     leave_former_studies(site)
     if site.restored() is not None:
@@ -408,14 +420,18 @@ class Parts:
     Attributes:
         fronts: as of :class:`Client`.
         datasets: how records are read; None for this process.
+        studies: how tasks are traced; None for this process.
         begin: how a command of the site's own is run.
-        listening: the socket that metrics are served on, where this process may not make one.
+        starter: of the process that serves metrics; None for this one.
+        served: where that serves them.
     """
 
     fronts: Callable[[], Peer]
     datasets: Datasets | None = None
+    studies: Studies | None = None
     begin: Begin = begin_here
-    listening: socket.socket | None = None
+    starter: WorkerStarter | None = None
+    served: str = ""
 
 
 def run_participant(config: ParticipantConfig, parts: Parts) -> None:
@@ -429,7 +445,9 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
-    client = Client(open_site(config, same_key=True, datasets=parts.datasets), parts.fronts, parts.begin)
+    client = Client(
+        open_site(config, same_key=True, datasets=parts.datasets, studies=parts.studies), parts.fronts, parts.begin
+    )
     record_policy(client.core.site)
     client.core.site.hold_against_schemas()
     for name in filter(client.core.site.withheld, config.datasets):
@@ -444,9 +462,10 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.listening):
+    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.starter, parts.served):
         client.run()
     client.core.site.datasets.close()
+    client.core.site.studies.close()
     client.core.site.database.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))

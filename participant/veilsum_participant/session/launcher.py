@@ -15,28 +15,27 @@ import logging
 import os
 import re
 import select
-import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from veilsum_node.errors import Unavailable, VeilsumError
+from veilsum_node.errors import ConfigurationError, Unavailable
 from veilsum_node.process.confinement import Bounds, confine, offered, reach_fault, unconfinable
 from veilsum_node.process.hardening import end_with_parent
-from veilsum_node.telemetry.endpoint import bound
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings, bound, write_address
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
 from veilsum_participant.session.client import Parts
-from veilsum_participant.session.hooks import Running, begin_here
+from veilsum_participant.session.hooks import Running
 from veilsum_participant.settings.config import ParticipantConfig
-from veilsum_participant.settings.roles import environment, front, guard, reader, torch_worker
+from veilsum_participant.settings.roles import compiler, front, guard, metrics, reader, torch_worker
+from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
 
@@ -50,8 +49,7 @@ ROLES = {FRONT: "veilsum_participant.front", **MODULES}
 START_SECONDS = 60.0
 """How long the launcher may take to start a process."""
 
-MOST_PROCESSES = 64
-_LONGEST = 64 * 1024
+LONGEST = 64 * 1024
 _LONGEST_LINE = 2000
 _LINE = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)")  # of veilsum_node.telemetry.logs
 
@@ -112,7 +110,7 @@ class LaunchStarter:
         try:
             with self._lock:
                 socket.send_fds(self._control, [json.dumps(what).encode()], list(passed))
-                said, descriptors, _, _ = socket.recv_fds(self._control, _LONGEST, count)
+                said, descriptors, _, _ = socket.recv_fds(self._control, LONGEST, count)
         except OSError as error:
             raise Unavailable("The site's launcher does not answer.", "Start the participant again.") from error
         answer = json.loads(said or b"{}")
@@ -185,34 +183,56 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     own = guard(config, path)
     for bounds in (
         own,
-        _bounds(config, FRONT, ""),
-        _bounds(config, "maps", ""),
-        *(_bounds(config, "reader", name) for name in config.datasets),
+        bounds_of(config, FRONT, ""),
+        bounds_of(config, "maps", ""),
+        bounds_of(config, "compiler", ""),
+        bounds_of(config, "metrics", ""),
+        *(bounds_of(config, "reader", name) for name in config.datasets),
     ):
         if (fault := reach_fault(bounds)) is not None:
             raise fault
-    listening = None if config.metrics is None else bound(config.metrics)
+    listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
     ours, theirs = pair()
     gc.freeze()  # what both have in common stays in common
     child = os.fork()
     if child:
         theirs.close()
-        if listening is not None:
-            listening.close()
-        _Launcher(config, child, ours).run()
+        from veilsum_participant.session.supervisor import Supervisor  # which the guard does without
+
+        Supervisor(config, child, ours, listening).run()
     ours.close()
+    if listening is not None:
+        listening.close()
     end_with_parent()
-    confine(own, keep=[theirs.fileno(), *(() if listening is None else (listening.fileno(),))])
+    confine(own, keep=[theirs.fileno()])
     starter = LaunchStarter(theirs)
-    return Parts(Fronts(starter), WorkerDatasets(starter), starter.begin, listening)
+    return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, address)
 
 
-def _bounds(config: ParticipantConfig, role: str, of: str) -> Bounds:
+def _listening(settings: MetricsSettings) -> tuple[socket.socket, str]:
+    """The socket that metrics are served on, and its address, which is told where others wait for it."""
+    made = bound(settings)
+    address = f"{settings.listen.rpartition(':')[0]}:{made.getsockname()[1]}"
+    if settings.ready_file is not None:
+        try:
+            write_address(settings.ready_file, address, "metrics.ready_file")
+        except ConfigurationError:
+            made.close()
+            raise
+    return made, address
+
+
+def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:
+    """Of a process by its role, and what it is for."""
     match role:
         case "front":
             return front(config, config.route)
         case "reader":
             return reader(config, of)
+        case "compiler":
+            return compiler(config)
+        case "metrics":
+            return metrics(config)
         case _:
             return torch_worker(config)
 
@@ -220,7 +240,7 @@ def _bounds(config: ParticipantConfig, role: str, of: str) -> Bounds:
 def _repeat(role: str, descriptor: int) -> None:
     """Log what a process writes to its standard error: its own log, and of a front a library's words or the trace of its end.
 
-    Of what reads records only lines of the log are repeated, which hold no value of theirs.
+    Of what meets records only lines of the log are repeated, which hold no value of theirs.
     """
     with open(descriptor, "rb", buffering=0) as words:
         kept = b""
@@ -232,161 +252,5 @@ def _repeat(role: str, descriptor: int) -> None:
                 text = printable(line[:_LONGEST_LINE].decode("utf-8", "replace"))
                 if (own := _LINE.fullmatch(text)) is not None:
                     LOG.log(logging.getLevelNamesMapping()[own[1]], "%s: %s", role, own[2])
-                elif role == FRONT:
+                elif role in (FRONT, "compiler"):
                     LOG.warning("%s: %s", role, text)
-
-
-@dataclass
-class _Child:
-    process: subprocess.Popen[bytes]
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.process.poll() is not None
-
-
-@dataclass
-class _Command:
-    running: Running
-    told: int  # where its status goes
-
-    def kill(self) -> None:
-        self.running.kill()
-
-    def over(self) -> bool:
-        """Whether it has ended; its status is told then."""
-        try:
-            status = self.running.wait(0)
-        except subprocess.TimeoutExpired:
-            return False
-        with contextlib.suppress(OSError), os.fdopen(self.told, "wb") as told:
-            told.write(str(status).encode())
-        return True
-
-
-class _Launcher:
-    """The parent's loop."""
-
-    def __init__(self, config: ParticipantConfig, child: int, control: socket.socket) -> None:
-        self._config, self._guard, self._control = config, child, control
-        self._children: dict[int, _Child | _Command] = {}
-        self._ready: tuple[int, socket.socket, int] | None = None
-        self._last = 0
-
-    def run(self) -> NoReturn:
-        """Supervise until the guard has ended, then end as it did."""
-        wake, awoken = os.pipe()
-        for descriptor in (wake, awoken):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(awoken, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._forward)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        control = self._control.fileno()
-        watched = [control, wake]
-        with contextlib.suppress(OSError, VeilsumError):  # then the guard is told, when it asks
-            self._ready = self._spawn(FRONT, "")  # while the guard still opens its ledger
-        while (status := self._ended()) is None:
-            readable, _, _ = select.select(watched, [], [])
-            if wake in readable:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
-            if control in readable and not self._answered():
-                watched = [wake]  # the guard has let go of it: it ends
-        for child in self._children.values():
-            child.kill()
-        if status < 0:
-            with contextlib.suppress(OSError):  # of SIGKILL
-                signal.signal(-status, signal.SIG_DFL)
-            os.kill(os.getpid(), -status)
-        os._exit(abs(status))
-
-    def _forward(self, number: int, _: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._guard, number)
-
-    def _ended(self) -> int | None:
-        for number, child in list(self._children.items()):
-            if child.over():
-                del self._children[number]
-        pid, status = os.waitpid(self._guard, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
-
-    def _answered(self) -> bool:
-        """Do what the guard asks for; whether it asked for anything."""
-        try:
-            data, given, _, _ = socket.recv_fds(self._control, _LONGEST, 1)
-        except OSError:
-            return False
-        if not data:
-            return False
-        asked = json.loads(data)
-        if "end" in asked:
-            if (child := self._children.get(asked["end"])) is not None:
-                child.kill()
-            return True
-        passed: list[int] = []
-        answer: dict[str, Any] = {}
-        try:
-            if "hook" in asked:
-                answer["number"], passed = self._hook(asked["hook"], given)
-            else:
-                number, line, words = self._taken(asked["start"], asked["of"])
-                answer["number"], passed = number, [line.detach(), words]
-        except (OSError, VeilsumError) as error:
-            answer["error"] = error.message if isinstance(error, VeilsumError) else type(error).__name__
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._control, [json.dumps(answer).encode()], passed)
-        for descriptor in (*passed, *given):
-            os.close(descriptor)
-        return True
-
-    def _taken(self, role: str, of: str) -> tuple[int, socket.socket, int]:
-        ready, self._ready = self._ready if role == FRONT else None, None if role == FRONT else self._ready
-        return ready or self._spawn(role, of)
-
-    def _spawn(self, role: str, of: str) -> tuple[int, socket.socket, int]:
-        """Start a process: its number, the guard's end of the line to it, and where its standard error can be read.
-
-        Raises:
-            OSError, VeilsumError: it cannot be started.
-        """
-        if role not in ROLES or len(self._children) >= MOST_PROCESSES or (of and of not in self._config.datasets):
-            raise Unavailable("The site has no such process, or has too many already")
-        bounds = _bounds(self._config, role, of)
-        offered = self._config.datasets.get(of)
-        stores = offered is not None and (offered.source == "sql" or offered.s3 is not None)
-        line, inherited = pair()
-        words, written = os.pipe()
-        try:
-            with inherited, os.fdopen(written, "wb"):
-                process = subprocess.Popen(  # noqa: S603  a module of this installation
-                    [sys.executable, "-P", "-m", ROLES[role], str(inherited.fileno()), bounds.to_text()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=written,
-                    stderr=written,
-                    pass_fds=[inherited.fileno()],
-                    env=environment(stores=stores),
-                )
-        except OSError:
-            line.close()
-            os.close(words)
-            raise
-        self._last += 1
-        self._children[self._last] = _Child(process)
-        return self._last, line, words
-
-    def _hook(self, variables: Mapping[str, str], given: Sequence[int]) -> tuple[int, list[int]]:
-        """Run the site's own command, which is given a text; its number, and where its status comes."""
-        command = self._config.hooks.waiting
-        if not command or len(given) != 1 or any(isinstance(child, _Command) for child in self._children.values()):
-            raise Unavailable("No command is configured, or one still runs")
-        text = os.pread(given[0], os.fstat(given[0]).st_size, 0)
-        running = begin_here(command, {str(name): str(value) for name, value in variables.items()}, text)
-        ends, told = os.pipe()
-        self._last += 1
-        self._children[self._last] = _Command(running, told)
-        return self._last, [ends]

@@ -22,11 +22,12 @@ from veilsum_node.addresses import address_to_dial
 from veilsum_node.config import located
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.overrides import Loaded, load_settings
-from veilsum_node.telemetry.endpoint import MetricsSettings
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.transport.route import Route, RouteSettings
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
+from veilsum_privacy.study.known_tasks import TASK_NAMES
 from veilsum_privacy.study.study import Disclosure, Statement, Unit
 from veilsum_privacy.training.device import DeviceName
 
@@ -69,14 +70,6 @@ METHODS = (
     "federated-evaluation",
 )
 """Every method of this version: a participant does not know the coordinator's registry, which the tests hold this against."""
-
-
-def every_task() -> tuple[str, ...]:
-    """Every task of this version: first those that read records, then those that read only what was kept."""
-    from veilsum_privacy.tasks import TASKS
-    from veilsum_privacy.tasks.base import DerivedTask
-
-    return tuple(sorted(TASKS, key=lambda name: issubclass(TASKS[name], DerivedTask)))
 
 
 class Policy(Frozen):
@@ -127,7 +120,7 @@ class Policy(Frozen):
     """
 
     methods: tuple[Name, ...] = METHODS
-    tasks: tuple[Name, ...] = Field(default_factory=every_task)
+    tasks: tuple[Name, ...] = Field(default=TASK_NAMES)
     require: tuple[Statement, ...] = ()
     analysts: tuple[StrictStr, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)

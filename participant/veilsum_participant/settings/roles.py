@@ -1,8 +1,9 @@
 """What each process of a participant may reach, by the site's configuration.
 
 The front has the network and no file; the guard has keys and ledger and no network; a reader has its dataset, or that
-dataset's database; the process of networks has the encoders, and devices. Whoever starts them reads these bounds off the
-configuration; each takes them on before it does anything else (:mod:`veilsum_node.process.confinement`).
+dataset's database; the process of networks has the encoders, and devices; a compiler has nothing; what serves metrics has its
+own certificate. Whoever starts them reads these bounds off the configuration; each takes them on before it does anything else
+(:mod:`veilsum_node.process.confinement`).
 """
 
 import os
@@ -45,10 +46,7 @@ def front(config: ParticipantConfig, way: Route) -> Bounds:
 
 
 def guard(config: ParticipantConfig, path: Path | None = None) -> Bounds:
-    """Of the process with keys and ledger: their folders and the configuration at ``path``, and no network.
-
-    Where metrics are served, it takes connections of a socket that it was given, and can make none.
-    """
+    """Of the process with keys and ledger: their folders and the configuration at ``path``, and no network."""
     read = [config.identity, *_targets(config.identity), *(() if path is None else (path,))]
     if config.policy.directory is not None:  # the operator puts another in its place
         read.append(config.policy.directory.parent)
@@ -58,10 +56,6 @@ def guard(config: ParticipantConfig, path: Path | None = None) -> Bounds:
     write = [config.state.resolve().parent]
     if config.log.file is not None:  # made anew when it is rotated
         write.append(config.log.file.resolve().parent)
-    if (metrics := config.metrics) is not None:
-        # a renewed certificate takes the place of the one before
-        read += [path.parent for path in (metrics.certificate, metrics.key, metrics.token_file) if path is not None]
-        write += [] if metrics.ready_file is None else [metrics.ready_file.resolve().parent]
     return Bounds(read=tuple(read), write=tuple(dict.fromkeys(write)), alters=True)
 
 
@@ -88,6 +82,26 @@ def torch_worker(config: ParticipantConfig) -> Bounds:
     return Bounds(read=(*encoders, *more), devices=devices, apart=(*_keys(config), *_all_records(config)))
 
 
+def compiler(config: ParticipantConfig) -> Bounds:
+    """Of the process that traces a study's tasks: nothing but what Python needs."""
+    return Bounds(apart=(*_keys(config), *_all_records(config)))
+
+
+def metrics(config: ParticipantConfig) -> Bounds:
+    """Of the process that serves metrics: it takes connections of a socket that it was given, and reads its certificate."""
+    table = config.metrics
+    files = () if table is None else (table.certificate, table.key, table.token_file)
+    apart = (*_keys(config), *_all_records(config))
+    read = tuple(dict.fromkeys(_renewed(path, apart) for path in files if path is not None))
+    return Bounds(read=read, apart=apart)
+
+
+def _renewed(path: Path, apart: Iterable[Path]) -> Path:
+    """The folder of a file that another one takes the place of; the file alone where the folder holds what is not its own."""
+    folder = path.resolve().parent
+    return path if any(folder in (other.resolve(), *other.resolve().parents) for other in apart) else folder
+
+
 def bounds_of_all(config: ParticipantConfig) -> list[Bounds]:
     """Those of every process that the configuration asks for.
 
@@ -95,7 +109,7 @@ def bounds_of_all(config: ParticipantConfig) -> list[Bounds]:
         ConfigurationError: a file that they depend on cannot be read.
     """
     readers = [reader(config, name) for name in config.datasets]
-    return [front(config, config.route), guard(config), *readers, torch_worker(config)]
+    return [front(config, config.route), guard(config), *readers, torch_worker(config), compiler(config), metrics(config)]
 
 
 def environment(variables: Mapping[str, str] = os.environ, *, stores: bool = False) -> dict[str, str]:

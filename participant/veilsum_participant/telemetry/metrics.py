@@ -9,7 +9,6 @@ Watches a running site: its metrics, the endpoint that serves them, and the veri
 
 import logging
 import math
-import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,14 +21,17 @@ from prometheus_client.registry import Collector
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import RefusalCode, VeilsumError
 from veilsum_node.storage import look_at
-from veilsum_node.telemetry.endpoint import Heartbeat, MetricsServer
+from veilsum_node.telemetry.endpoint_settings import Heartbeat, MetricsSettings
+from veilsum_node.telemetry.exposition import page_of
 from veilsum_node.telemetry.logs import about
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.site import AttemptOutcome, Site, SiteObserver, SiteStep, Stage
 from veilsum_participant.store.pending import count_waiting
 from veilsum_participant.store.studies import count_enrolled
+from veilsum_participant.telemetry.elsewhere import EndpointElsewhere
 from veilsum_participant.telemetry.shared_metrics import Reporter, SiteFigures
+from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import LedgerFault, LedgerReader
 from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
 
@@ -232,27 +234,43 @@ class _SiteCollector(Collector):
 
 
 @contextmanager
-def monitored(site: Site, listening: socket.socket | None = None) -> Iterator[SiteMetrics]:
+def monitored(site: Site, starter: WorkerStarter | None = None, address: str = "") -> Iterator[SiteMetrics]:
     """Watch a site: serve its metrics where it is configured, and verify its ledger now and every ``verify_hours``.
 
     Args:
         site: which.
-        listening: the socket that they are served on, where this process may not make one.
+        starter: of the process that serves them; None for this one.
+        address: where that process serves them.
 
     Raises:
         ConfigurationError: the endpoint cannot be served as configured.
+        Unavailable: its process cannot be started.
     """
     metrics = SiteMetrics(site)
     settings = site.config.metrics
     with ExitStack() as stack:
         if settings is not None:
-            server = MetricsServer(metrics.registry, settings, ready=metrics.not_ready, alive=metrics.alive)
-            stack.callback(server.stop)
-            LOG.info("metrics are served on %s", server.start(listening))
+            stack.callback(_served(metrics, settings, starter, address))
         site.observer = metrics
         verifier = Verifier(site, metrics)
         stack.callback(verifier.stop)
         yield metrics
+
+
+def _served(
+    metrics: SiteMetrics, settings: MetricsSettings, starter: WorkerStarter | None, address: str
+) -> Callable[[], None]:
+    """Serve metrics; what ends that."""
+    if starter is not None:
+        page = page_of(metrics.registry)
+        endpoint = EndpointElsewhere(starter, page, ready=metrics.not_ready, alive=metrics.alive)
+        LOG.info("metrics are served on %s", address)
+        return endpoint.stop
+    from veilsum_node.telemetry.endpoint import MetricsServer  # HTTP and TLS, which a participant's guard does without
+
+    server = MetricsServer(metrics.registry, settings, ready=metrics.not_ready, alive=metrics.alive)
+    LOG.info("metrics are served on %s", server.start())
+    return server.stop
 
 
 class Verifier:

@@ -3,8 +3,8 @@
 A reader forks a nursery before it reads anything, confined as it is but without a network; the nursery forks a decoder, which
 decodes image after image. Each has :data:`CPU_SECONDS` of the processor and :data:`WALL_SECONDS` in all: the kernel ends a
 decoder that takes longer, in whatever code it is, and the nursery forks the next one. What a decoder says is a reason of a
-fixed list, or as many numbers as the shape has. A decoder that was taken over is confined as its reader is, and may become
-several processes, but no other program.
+fixed list, or as many numbers as the shape has. A decoder that was taken over is confined as its reader is, but without a
+network, and becomes no other process.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _be_nursery(line: socket.socket, bounds: Bounds | None) -> NoReturn:
 
     end_with_parent()
     if bounds is not None:
-        confine(replace(bounds, network=False, dial=(), local=False, forks=True), keep=(line.fileno(),))
+        bounds = replace(bounds, network=False, dial=(), local=False)
+        confine(replace(bounds, forks=True), keep=(line.fileno(),))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes its children away
@@ -97,7 +98,7 @@ def _be_nursery(line: socket.socket, bounds: Bounds | None) -> NoReturn:
     while True:
         asked = _exactly(line, _ASKED.unpack(_exactly(line, _ASKED.size))[0])
         if decoder is None:
-            decoder = _fork_decoder(line)
+            decoder = _fork_decoder(line, bounds)
         kind, data = _ENDED, b""
         try:
             decoder.sendall(_ASKED.pack(len(asked)) + asked)
@@ -108,7 +109,7 @@ def _be_nursery(line: socket.socket, bounds: Bounds | None) -> NoReturn:
         line.sendall(_ANSWERED.pack(kind, len(data)) + data)
 
 
-def _fork_decoder(line: socket.socket) -> socket.socket:
+def _fork_decoder(line: socket.socket, bounds: Bounds | None) -> socket.socket:
     """A decoder, which has the images' packages from its parent."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads is not forked; jemalloc's own is made for it
     from veilsum_participant.data.images import preload
@@ -120,18 +121,21 @@ def _fork_decoder(line: socket.socket) -> socket.socket:
         with contextlib.suppress(BaseException):
             ours.close()
             line.close()
-            _be_decoder(theirs)
+            _be_decoder(theirs, bounds)
         os._exit(0)
     theirs.close()
     return ours
 
 
-def _be_decoder(line: socket.socket) -> NoReturn:
+def _be_decoder(line: socket.socket, bounds: Bounds | None) -> NoReturn:
+    from veilsum_node.process.confinement import filter_calls
     from veilsum_node.process.hardening import end_with_parent
     from veilsum_participant.data.images import read_image
     from veilsum_participant.data.slices import NoPixels
 
     end_with_parent()
+    if bounds is not None:
+        filter_calls(bounds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would be of records
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)

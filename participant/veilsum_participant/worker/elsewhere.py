@@ -31,14 +31,11 @@ from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Poin
 from veilsum_participant.boundary.reader import WorkerFault
 from veilsum_participant.worker.rows import sealed_rows
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
-from veilsum_privacy.computation.contribution import Note
+from veilsum_privacy.computation.declared import ENCODER, DeclaredTask, Encode, Note
 from veilsum_privacy.mechanism.records import Records
-from veilsum_privacy.mechanism.requests import MapAt
+from veilsum_privacy.mechanism.requests import MapAt, Trained
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
-from veilsum_privacy.tasks.agreed import AgreedTask
-from veilsum_privacy.tasks.base import Trained
-from veilsum_privacy.tasks.feature_maps import ENCODER, Encode
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -218,7 +215,7 @@ class RoundMaps:
         self._computing, self._dataset, self._device = computing, dataset, device
         self._until = time.monotonic() + seconds
         self._asked = False
-        self._last: tuple[AgreedTask, Mapping[str, Floats], Mapping[str, Floats], Prepare] | None = None
+        self._last: tuple[DeclaredTask, Mapping[str, Floats], Mapping[str, Floats], Prepare] | None = None
 
     @property
     def spent(self) -> bool:
@@ -233,7 +230,7 @@ class RoundMaps:
         return lambda given: encode(given, self._until)
 
     def maps(
-        self, agreed: AgreedTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], maps: Mapping[str, OpaqueMap]
+        self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], maps: Mapping[str, OpaqueMap]
     ) -> Mapping[str, OpaqueMap]:
         """See :class:`.Elsewhere`."""
         if not maps:
@@ -250,7 +247,7 @@ class RoundMaps:
 
     def train(
         self,
-        agreed: AgreedTask,
+        agreed: DeclaredTask,
         records: Records,
         broadcast: Mapping[str, Floats],
         state: Mapping[str, Floats],
@@ -267,7 +264,7 @@ class RoundMaps:
             raise MapFailedError("What was trained holds something that is not finite, or out of range.") from error
 
     def _prepared(
-        self, agreed: AgreedTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]
+        self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]
     ) -> tuple[Compute, Prepare]:
         self._asked = True
         last = self._last

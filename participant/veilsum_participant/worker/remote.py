@@ -45,9 +45,9 @@ from veilsum_participant.worker.elsewhere import Computing, MapFailedError, Prog
 from veilsum_participant.worker.rows import opened_rows
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
 from veilsum_privacy.computation.contribution import Elsewhere
+from veilsum_privacy.computation.declared import Encode
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
 

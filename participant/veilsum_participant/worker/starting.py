@@ -20,6 +20,8 @@ from veilsum_participant.boundary.framing import pair
 MODULES: dict[str, str] = {
     "reader": "veilsum_participant.worker.reader_main",
     "maps": "veilsum_participant.worker.maps_main",
+    "compiler": "veilsum_participant.worker.compiler_main",
+    "metrics": "veilsum_participant.worker.metrics_main",
 }
 
 

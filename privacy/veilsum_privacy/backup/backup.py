@@ -26,7 +26,13 @@ from veilsum_node.database import open_database, open_readonly
 from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file, read_private
-from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_node.identity.tls import (
+    AUTHORITY_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    TRANSPORT_FOLDER,
+    transport_folder,
+)
 from veilsum_node.phrases import unreadable
 from veilsum_node.state_lock import StateLock
 from veilsum_node.storage import record_backup
@@ -38,6 +44,7 @@ FORMAT = "veilsum-backup/1"
 MANIFEST, DATABASE, IDENTITY, RESULTS = "manifest.json", "state.db", "identity", "results"
 DIRECTORY = "directory.json"
 IDENTITY_FILES = (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE)
+TRANSPORT_FILES = tuple(f"{TRANSPORT_FOLDER}/{name}" for name in IDENTITY_FILES)
 YEAR_10000 = 253402300800  # Unix seconds; Python has no later date
 MAX_MANIFEST_BYTES = 1 << 24
 
@@ -73,7 +80,7 @@ class Manifest:
         federation: SHA-256 of the authority's certificate.
         layout: version of each component's tables.
         files: SHA-256 of every file in it, by name.
-        identity: whether the private key is in it.
+        identity: whether the private key is in it, and that of connections if there is one.
         last: whether the state that it was made of may release nothing any more, so that nothing was spent since.
     """
 
@@ -110,7 +117,7 @@ def back_up(
         party: whose.
         target: the file to make.
         software: name and version, for the manifest.
-        with_identity: put the private key and the certificates into it as well.
+        with_identity: put the private keys and the certificates into it as well.
         force: replace an existing file.
         last: the site moves. The participant must not run; its state here is marked and releases nothing from here on, so that
             the backup is complete wherever it is put back.
@@ -137,10 +144,12 @@ def back_up(
             shutil.copyfile(party.directory, directory / DIRECTORY)
             members[DIRECTORY] = directory / DIRECTORY
         if with_identity:
-            for name in IDENTITY_FILES:
-                read = read_private if name == KEY_FILE else read_file
-                (directory / name).write_bytes(read(party.identity / name, "file of the identity"))
-                members[f"{IDENTITY}/{name}"] = directory / name
+            for name in identity_files(party.identity):
+                read = read_private if Path(name).name == KEY_FILE else read_file
+                copied = directory / IDENTITY / name
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                copied.write_bytes(read(party.identity / name, "file of the identity"))
+                members[f"{IDENTITY}/{name}"] = copied
         manifest = describe(copy, party, members, software=software, with_identity=with_identity, last=last)
         archive = directory / "archive"
         _write_archive(archive, manifest, members)
@@ -159,6 +168,12 @@ def back_up(
         lock.release()
         shutil.rmtree(directory, ignore_errors=True)
     return manifest
+
+
+def identity_files(identity: Path) -> tuple[str, ...]:
+    """Files of an identity, as paths beneath it: those of the key that signs, and of the key of connections if it has one."""
+    own = transport_folder(identity)
+    return IDENTITY_FILES if own == identity else (*IDENTITY_FILES, *TRANSPORT_FILES)
 
 
 def _require_leaving(party: BackupOwner, lock: StateLock) -> None:

@@ -30,6 +30,7 @@ from veilsum_privacy.backup.backup import (
     IDENTITY,
     IDENTITY_FILES,
     RESULTS,
+    TRANSPORT_FILES,
     BackupOwner,
     Manifest,
     describe,
@@ -94,7 +95,7 @@ def restore(archive: Path, party: BackupOwner, *, with_identity: bool = False, f
         kept = _set_aside(party.state)
         _put(places[DATABASE], party.state)
         for name, source in missing.items():  # the key last, when nothing can refuse any more
-            write_new(party.identity / name, source.read_bytes(), mode=0o600 if name == KEY_FILE else 0o644)
+            write_new(party.identity / name, source.read_bytes(), mode=0o600 if _is_key(name) else 0o644)
         if party.directory is not None and DIRECTORY in places and not os.path.lexists(party.directory):
             write_new(party.directory, places[DIRECTORY].read_bytes())
         return Restored(manifest, kept, behind, bool(missing), _restore_results(places, party.results), marked)
@@ -117,13 +118,18 @@ def _missing_identity(manifest: Manifest, places: Mapping[str, Path], party: Bac
     if not manifest.identity:
         raise StateError("The backup holds no identity: it was made without one.", "Put the identity there yourself.")
     missing = {}
-    for name in sorted(IDENTITY_FILES, key=lambda name: name == KEY_FILE):
+    names = [name for name in (*TRANSPORT_FILES, *IDENTITY_FILES) if f"{IDENTITY}/{name}" in places or name in IDENTITY_FILES]
+    for name in sorted(names, key=_is_key):
         source, place = places[f"{IDENTITY}/{name}"], party.identity / name
         if not place.exists():
             missing[name] = source
         elif place.read_bytes() != source.read_bytes():
             raise StateError(f"{place} differs from the backup's.", "Leave out --with-identity, or move it away.")
     return missing
+
+
+def _is_key(name: str) -> bool:
+    return Path(name).name == KEY_FILE
 
 
 def _proven_last(manifest: Manifest, state: Path) -> bool:

@@ -11,41 +11,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.computation.declared import (
+    ENCODER,
+    DeclaredPlan,
+    DeclaredTask,
+    Encode,
+    Given,
+    mapped_records,
+)
+from veilsum_privacy.computation.declared import (
+    Note as Note,
+)
+from veilsum_privacy.computation.terms import opaque_names
+from veilsum_privacy.computation.weights import cohort_factors
 from veilsum_privacy.mechanism.clipping import MAX_GRID, MAX_VALUES
 from veilsum_privacy.mechanism.factors import FactorSums, FineUnits
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
-from veilsum_privacy.mechanism.requests import Counts, answered, block_of
+from veilsum_privacy.mechanism.records import Records, join_batches
+from veilsum_privacy.mechanism.requests import Counts, Trained, answered, block_of
 from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation, OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
-from veilsum_privacy.tasks.base import (
-    DerivedTask,
-    FactorTask,
-    Records,
-    RowTask,
-    Trained,
-    TrainingTask,
-    join_batches,
-)
-from veilsum_privacy.tasks.feature_maps import Encode, FeatureMap, map_records
-from veilsum_privacy.tasks.weights import cohort_factors
+
+if TYPE_CHECKING:
+    from veilsum_privacy.tasks.base import FactorTask, RowTask
 
 LOG = logging.getLogger("veilsum.participant")
-
-Note = Callable[[Exception], object]
-"""Is told what was raised on single records, which count as none then."""
-
 
 MOST_KEPT = 2**26
 """Bytes of graphs that are kept, about."""
@@ -65,7 +66,7 @@ class Graphs:
         self._kept: dict[tuple[bytes, str], tuple[str, RowGraph]] = {}
         self.size = 0
 
-    def of(self, agreed: AgreedTask, key: str, trace: Callable[[], RowGraph]) -> RowGraph:
+    def of(self, agreed: DeclaredTask, key: str, trace: Callable[[], RowGraph]) -> RowGraph:
         """The graph of a task with what ``key`` tells, which is traced if it is not the one that is kept."""
         task = agreed.agreed.digest, agreed.label
         found = self._kept.get(task)
@@ -86,44 +87,43 @@ class Evaluations:
 
     Args:
         graphs: where graphs of ``agreed`` are looked for before they are traced, and kept.
-        agreed: the task, as its study declares it.
+        agreed: the task, as its study declares it; of another declaration of it the graphs are the same.
     """
 
-    def __init__(self, graphs: Graphs | None = None, agreed: AgreedTask | None = None) -> None:
+    def __init__(self, graphs: Graphs | None = None, agreed: DeclaredTask | None = None) -> None:
         self._graphs, self._agreed = graphs, agreed
-        self._kept: tuple[RowTask[Any], str, Evaluation] | None = None
+        self._kept: tuple[DeclaredTask, str, Evaluation] | None = None
         self._requested: tuple[RowGraph, int, Evaluation] | None = None
+
+    def graph(self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
+        """The graph of a task's rows, which is traced if it is not kept."""
+        return self._graph(agreed, broadcast, given, _traced_with(agreed, broadcast, given))
+
+    def _graph(self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given, key: str) -> RowGraph:
+        def trace() -> RowGraph:
+            return agreed.row_graph(broadcast, given)
+
+        known, own = self._graphs, self._agreed
+        return trace() if known is None or own is None else known.of(own, key, trace)
 
     def of(
         self,
-        task: RowTask[Any],
+        agreed: DeclaredTask,
         broadcast: Mapping[str, Floats],
-        mapping: FeatureMap | None,
-        most: int = TALL,
-        maps: Callable[[], Mapping[str, OpaqueMap]] | None = None,
+        given: Given,
+        most: int,
+        maps: Callable[[Mapping[str, OpaqueMap]], Mapping[str, OpaqueMap]],
     ) -> Evaluation:
         """The graph with a broadcast as public arrays, of records as a site has them, in blocks of so many at most.
 
-        ``maps`` gives the task's own once its graph was traced, where they are not those of :meth:`.RowTask.maps`.
+        ``maps`` gives what is taken in the place of the graph's own opaque maps, once it was traced.
         """
-        said = sha256()
-        kept = {} if mapping is None or mapping.kept is None else mapping.kept
-        for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
-            said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-            said.update(np.ascontiguousarray(array).data)
-        about = (None, 0) if mapping is None else (mapping.encode is not None, mapping.index)
-        traced = f"{about} {said.hexdigest()}"
-        key = f"{most} {None if mapping is None else id(mapping.encode)} {traced}"
-
-        def trace() -> RowGraph:
-            return task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
-
-        if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
-            known, agreed = self._graphs, self._agreed
-            graph = trace() if known is None or agreed is None else known.of(agreed, traced, trace)
-            own = task.maps(broadcast) if maps is None else maps()
-            found = {**own, **({} if mapping is None else mapping.maps)}
-            self._kept = task, key, Evaluation(graph, found, most)
+        traced = _traced_with(agreed, broadcast, given)
+        key = f"{most} {id(given.encode)} {traced}"
+        if self._kept is None or self._kept[0] is not agreed or self._kept[1] != key:
+            graph = self._graph(agreed, broadcast, given, traced)
+            found = {**maps(agreed.row_maps(broadcast, graph)), **_program(graph, given)}
+            self._kept = agreed, key, Evaluation(graph, found, most)
         return self._kept[2]
 
     def requested(self, graph: RowGraph, maps: Mapping[str, OpaqueMap], most: int) -> Evaluation:
@@ -132,6 +132,24 @@ class Evaluations:
             self._requested = graph, most, Evaluation(graph, maps, most)
         self._requested[2].fault = None
         return self._requested[2]
+
+
+def _traced_with(agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given) -> str:
+    """What a graph depends on beside its task, as a text."""
+    kept, about = dict[str, Integers](), "None 0"
+    if agreed.terms.mapped:
+        about, source = f"{given.encode is not None} {given.index}", agreed.declaration.source
+        kept = {} if source is None or source not in given.kept else {"kept": given.kept[source]}
+    said = sha256()
+    for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
+        said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        said.update(np.ascontiguousarray(array).data)
+    return f"{about} {said.hexdigest()}"
+
+
+def _program(graph: RowGraph, given: Given) -> Mapping[str, OpaqueMap]:
+    """The study's program, where the graph takes it."""
+    return {} if given.encode is None or ENCODER not in opaque_names(graph) else {ENCODER: given.encode}
 
 
 class Elsewhere(Protocol):
@@ -145,13 +163,13 @@ class Elsewhere(Protocol):
         """The study's program, held to the round's time."""
 
     def maps(
-        self, agreed: AgreedTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], maps: Mapping[str, OpaqueMap]
+        self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], maps: Mapping[str, OpaqueMap]
     ) -> Mapping[str, OpaqueMap]:
         """These opaque maps of a task, each in the place of one of this process."""
 
     def train(
         self,
-        agreed: AgreedTask,
+        agreed: DeclaredTask,
         records: Records,
         broadcast: Mapping[str, Floats],
         state: Mapping[str, Floats],
@@ -188,6 +206,11 @@ class SitePlace:
     evaluations: Evaluations | None = field(default=None, repr=False)
     elsewhere: Elsewhere | None = field(default=None, repr=False)
 
+    @property
+    def given(self) -> Given:
+        """What the site's graphs depend on."""
+        return Given(self.index, self.kept, self.encode)
+
 
 class SitePart(NamedTuple):
     """A site's part of a round.
@@ -210,7 +233,7 @@ class SitePart(NamedTuple):
 
 
 def contribute(
-    plan: RoundPlan, load: Callable[[], Records | Iterable[Records]], broadcast: Mapping[str, Floats], place: SitePlace
+    plan: DeclaredPlan, load: Callable[[], Records | Iterable[Records]], broadcast: Mapping[str, Floats], place: SitePlace
 ) -> SitePart:
     """:func:`compute_sum` as a total function: a site whose records cannot be read, or computed on, takes part all the same.
 
@@ -259,7 +282,7 @@ def no_records(study: Study) -> Records:
 
 
 def compute_sum(
-    plan: RoundPlan,
+    plan: DeclaredPlan,
     records: Records | Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace | None = None,
@@ -281,29 +304,28 @@ def compute_sum(
         HostileInput: the broadcast is not what the task needs.
     """
     place, note = SitePlace() if place is None else place, _raised if note is None else note
-    agreed, task = plan.task, plan.task.task
-    factor = _factor(agreed.study, broadcast, place) if task.weighted() else 1.0
+    agreed, terms = plan.task, plan.task.terms
+    factor = _factor(agreed.study, broadcast, place) if terms.weighted else 1.0
     broadcast = own_rows(agreed, broadcast, place.index)
     batches = [records] if isinstance(records, Records) else records
-    if isinstance(task, DerivedTask):
-        found = _derive(agreed, task, broadcast, place)
-    elif isinstance(task, TrainingTask):
-        found = _train(plan, task, batches, broadcast, place, factor, note)
-    elif isinstance(task, RowTask):
-        found = _add_rows(plan, task, _sampled(agreed, batches, place.random), broadcast, place, note)
-    else:
-        raise Misuse(f"The task {task.name} is of no known kind.")
+    match terms.kind:
+        case "derived":
+            found = _derive(agreed, broadcast, place)
+        case "training":
+            found = _train(plan, batches, broadcast, place, factor, note)
+        case _:
+            found = _add_rows(plan, _sampled(agreed, batches, place.random), broadcast, place, note)
     if not agreed.per_site:
         return found
-    whole = np.zeros((agreed.study.sites, task.layout().size), dtype=np.int64)
+    whole = np.zeros((agreed.study.sites, terms.size), dtype=np.int64)
     whole[place.index] = found.total
     return found._replace(total=whole.ravel())
 
 
-def own_rows(agreed: AgreedTask, broadcast: Mapping[str, Floats], index: int) -> Mapping[str, Floats]:
+def own_rows(agreed: DeclaredTask, broadcast: Mapping[str, Floats], index: int) -> Mapping[str, Floats]:
     """The broadcast with the site's own row in place of arrays that have one for each participant."""
     rows: dict[str, Floats] = {}
-    for name in agreed.task.site_arrays():
+    for name in agreed.terms.site_arrays:
         array = broadcast.get(name)
         if array is None or array.ndim < 1 or len(array) != agreed.study.sites:
             raise HostileInput(f"The broadcast must hold {name}, one row for each participant.")
@@ -326,7 +348,7 @@ def _unit_subjects(study: Study, records: Records) -> Integers | None:
     return records.subjects
 
 
-def _sampled(agreed: AgreedTask, batches: Iterable[Records], random: RandomSource) -> Iterable[Records]:
+def _sampled(agreed: DeclaredTask, batches: Iterable[Records], random: RandomSource) -> Iterable[Records]:
     """A Poisson sample of each batch, drawn by the study's unit; the batches themselves where all records take part."""
     rate = agreed.declaration.sampling_rate
 
@@ -337,8 +359,7 @@ def _sampled(agreed: AgreedTask, batches: Iterable[Records], random: RandomSourc
 
 
 def _train(
-    plan: RoundPlan,
-    task: TrainingTask[Any],
+    plan: DeclaredPlan,
     batches: Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace,
@@ -346,32 +367,43 @@ def _train(
     note: Note,
 ) -> SitePart:
     """A round of training: its requests are answered by noised sums; the first is made before the first record is read."""
-    declared, study, counts = plan.declaration, plan.task.study, Counts()
+    agreed, terms, counts = plan.task, plan.task.terms, Counts()
+    declared, study = plan.declaration, agreed.study
+    mapped = _mapping(agreed, broadcast, place)
 
     def load() -> Records:
-        return _mapped(plan.task, join_batches(batches), broadcast, place, note)
+        records = join_batches(batches)
+        return records if mapped is None else mapped_records(mapped, records, note)
 
     if plan.noise.kind == "training":
         bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
-        steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, task.step_clip(), bound, place.random)
-        training, most = task.train(broadcast, place.state, steps.course), rate * study.data.max_records
+        steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, terms.step_clip, bound, place.random)
+        training, most = agreed.train(broadcast, place.state, steps.course), rate * study.data.max_records
         evaluate: _Evaluate = Evaluation if place.evaluations is None else place.evaluations.requested
         if (elsewhere := place.elsewhere) is not None:
-            evaluate = _elsewhere(evaluate, lambda maps: elsewhere.maps(plan.task, broadcast, place.state, maps))
+            evaluate = _elsewhere(evaluate, lambda maps: elsewhere.maps(agreed, broadcast, place.state, maps))
         by_subject = study.privacy.unit == "subject"
         trained, counts = answered(training, steps, load, most, by_subject=by_subject, evaluate=evaluate)
         if counts.fault is not None:
             note(counts.fault)
     elif place.elsewhere is not None:
-        trained = place.elsewhere.train(plan.task, replace(load(), subjects=None), broadcast, place.state, note)
+        trained = place.elsewhere.train(agreed, replace(load(), subjects=None), broadcast, place.state, note)
     else:
-        trained = task.train_plainly(replace(load(), subjects=None), broadcast, place.state, note)
-    if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
+        trained = agreed.train_plainly(replace(load(), subjects=None), broadcast, place.state, note)
+    if trained.vector.shape != (terms.size,) or not np.isfinite(trained.vector).all():
         raise Misuse("A task gave a vector that is not finite or has the wrong length.")
     if any(not in_range(array) for array in trained.state.values()):
         raise Misuse("A task trained something that is not finite, or out of range.")
-    scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * plan.declaration.resolution
+    scaled = np.clip(factor * trained.vector / terms.clip, -1.0, 1.0) * plan.declaration.resolution
     return SitePart(np.rint(scaled).astype(np.int64), counts.clipped, counts.invalid, state=trained.state)
+
+
+def _mapping(agreed: DeclaredTask, broadcast: Mapping[str, Floats], place: SitePlace) -> Evaluation | None:
+    """What the site makes of a record before training is given it; None where that is nothing."""
+    if not agreed.terms.mapped:
+        return None
+    graph = agreed.mapped_graph(broadcast, place.given)
+    return Evaluation(graph, _program(graph, place.given))
 
 
 _Evaluate = Callable[[RowGraph, Mapping[str, OpaqueMap], int], Evaluation]
@@ -381,7 +413,7 @@ def _elsewhere(evaluate: _Evaluate, maps: Callable[[Mapping[str, OpaqueMap]], Ma
     return lambda graph, given, most: evaluate(graph, maps(given), most)
 
 
-def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:
+def on_grid(plan: DeclaredPlan, scaled: Floats) -> Integers:
     """Vectors of sites in grid units, clamped, as :attr:`SitePart.total` has them."""
     finer = 2.0**CENTRE_BITS if plan.declaration.unrounded else 1.0
     clamped = np.clip(scaled, -plan.encoding.bound, plan.encoding.bound)
@@ -389,34 +421,35 @@ def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:
 
 
 def _add_rows(
-    plan: RoundPlan,
-    task: RowTask[Any],
+    plan: DeclaredPlan,
     batches: Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace,
     note: Note,
 ) -> SitePart:
     """The rows of all records by the task's graph, which is traced before the first of them is read."""
-    mapping = _mapping(plan.task, broadcast, place)
-    expected = plan.declaration.sampling_rate * plan.task.study.data.max_records
-    most = block_of(expected) if isinstance(task, FactorTask) else TALL
-    evaluation = (place.evaluations or Evaluations()).of(
-        task, broadcast, mapping, most, lambda: _maps_of(plan.task, task, broadcast, place)
-    )
-    clip, grid, persons = task.clip(), plan.declaration.grid, task.persons
-    if persons is not None and mapping is not None:
+    agreed, terms, elsewhere = plan.task, plan.task.terms, place.elsewhere
+    products, persons, clip, grid = terms.products, terms.persons, terms.clip, plan.declaration.grid
+    expected = plan.declaration.sampling_rate * agreed.study.data.max_records
+    most = TALL if products is None else block_of(expected)
+
+    def maps(own: Mapping[str, OpaqueMap]) -> Mapping[str, OpaqueMap]:
+        return own if elsewhere is None else elsewhere.maps(agreed, broadcast, {}, own)
+
+    evaluation = (place.evaluations or Evaluations()).of(agreed, broadcast, place.given, most, maps)
+    if persons is not None and terms.mapped:
         persons = replace(persons, valued=False)
-    whole, sums = np.zeros(task.layout().size, dtype=np.int64), None
-    if isinstance(task, FactorTask):
-        places, largest = (CENTRE_BITS, task.largest(plan.declaration)) if plan.declaration.unrounded else (0, 0)
+    whole, sums = np.zeros(terms.size, dtype=np.int64), None
+    if products is not None:
+        places, largest = (CENTRE_BITS, agreed.largest) if plan.declaration.unrounded else (0, 0)
         fine = FineUnits.of(clip, grid, len(whole), places=places, largest=largest)
-        sums = FactorSums(evaluation, task.products(), fine)
+        sums = FactorSums(evaluation, products, fine)
     count = clipped = invalid = 0
     for records in batches:
         count += len(records)
         if count > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
-        units = _unit_subjects(plan.task.study, records)
+        units = _unit_subjects(agreed.study, records)
         if sums is not None:
             sums.add(records, units)
         else:
@@ -431,22 +464,6 @@ def _add_rows(
         note(fault)
     total, cut = _bounded(plan, whole, place.most_records)
     return SitePart(total, clipped, invalid, cut)
-
-
-def _maps_of(
-    agreed: AgreedTask, task: RowTask[Any], broadcast: Mapping[str, Floats], place: SitePlace
-) -> Mapping[str, OpaqueMap]:
-    maps = task.maps(broadcast)
-    return maps if place.elsewhere is None else place.elsewhere.maps(agreed, broadcast, {}, maps)
-
-
-def _mapping(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: SitePlace) -> FeatureMap | None:
-    """What the site makes of a record before the task sees it; None where that is nothing."""
-    if agreed.task.features is None:
-        return None
-    kept, std = (None, None) if agreed.source is None else _source_blocks(agreed.source, place)
-    mapping = FeatureMap(agreed.study, agreed.task.features, broadcast, place.index, kept, std, place.encode)
-    return None if mapping.plain else mapping
 
 
 def task_rows(task: RowTask[Any], records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats | Integers]:
@@ -470,7 +487,7 @@ def task_sum(task: FactorTask[Any], records: Records, broadcast: Mapping[str, Fl
     return total
 
 
-def _bounded(plan: RoundPlan, whole: Integers, most_records: int) -> tuple[Integers, int]:
+def _bounded(plan: DeclaredPlan, whole: Integers, most_records: int) -> tuple[Integers, int]:
     """A site's sum within what ``max_records`` records can reach, and how many of its values that cut off.
 
     With noise each value is clamped by itself, which is 1-Lipschitz; a factor that followed the sum would move every value for
@@ -504,40 +521,10 @@ def _raised(fault: Exception) -> None:
     raise fault
 
 
-def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: SitePlace, note: Note) -> Records:
-    """The records as the task sees them."""
-    if agreed.task.features is None:
-        return records
-    kept, std = (None, None) if agreed.source is None else _source_blocks(agreed.source, place)
-    return map_records(
-        agreed.study,
-        agreed.task.features,
-        records,
-        broadcast,
-        index=place.index,
-        kept=kept,
-        noise_std=std,
-        encode=place.encode,
-        note=note,
-    )
-
-
-def _derive(agreed: AgreedTask, task: DerivedTask[Any], broadcast: Mapping[str, Floats], place: SitePlace) -> SitePart:
-    if agreed.source is None:
-        raise Misuse(f"The task {task.name} has no source.")
-    blocks, std = _source_blocks(agreed.source, place)
-    try:
-        vector = task.vector(blocks, std, broadcast)
-    except (ValueError, ArithmeticError) as error:  # what it computes from is noised, so that it fails tells no more
-        raise HostileInput(f"The task {task.name} cannot use what was broadcast.") from error
-    if vector.shape != (task.layout().size,) or not np.isfinite(vector).all():
+def _derive(agreed: DeclaredTask, broadcast: Mapping[str, Floats], place: SitePlace) -> SitePart:
+    terms = agreed.terms
+    vector = agreed.derived(broadcast, place.kept)
+    if vector.shape != (terms.size,) or not np.isfinite(vector).all():
         raise HostileInput("What was broadcast gives no finite vector.")
-    scaled = np.clip(vector / task.clip(), -1.0, 1.0) * agreed.declaration.grid
+    scaled = np.clip(vector / terms.clip, -1.0, 1.0) * agreed.declaration.grid
     return SitePart(np.rint(scaled).astype(np.int64))
-
-
-def _source_blocks(source: AgreedTask, place: SitePlace) -> tuple[dict[str, Floats], dict[str, float]]:
-    """Blocks of what the site kept of a task, and its noise in them."""
-    if source.label not in place.kept:
-        raise Misuse(f"This site kept no statistic of the task {source.label!r}.", "It has to take part in that task's round.")
-    return source.kept_blocks(place.kept[source.label])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -38,6 +39,22 @@ class Request(NamedTuple):
     graph: RowGraph
     products: Products
     maps: Mapping[str, OpaqueMap] = MappingProxyType({})
+
+
+class Trained(NamedTuple):
+    """What training gives.
+
+    Attributes:
+        vector: (size,) weighted, for the sum.
+        state: arrays that stay at the site and come back in its next round of the task.
+    """
+
+    vector: Floats
+    state: Mapping[str, Floats] = MappingProxyType({})
+
+
+Training = Generator[Request, Floats, Trained]
+"""Training under noise: it asks for sums, is sent each with its noise (size,), in its own units, and gives what it trained."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +118,16 @@ def answered(
         evaluation = evaluate(request.graph, request.maps, block)
         return FactorSums(evaluation, request.products, steps.units(request.products.size))
 
-    sums = ready(next(training))
-    records = load()
-    subjects = records.subjects if by_subject else None
-    while True:
-        taken = steps.sample(len(records), subjects)
-        sums.add(records.take(taken), None if subjects is None else subjects[taken])
-        counts.clipped, counts.invalid = counts.clipped + sums.clipped, counts.invalid + sums.invalid
-        counts.fault = counts.fault or sums.fault
-        try:
-            sums = ready(training.send(steps.noised(sums.total())))
-        except StopIteration as done:
-            return done.value, counts
+    with closing(training):
+        sums = ready(next(training))
+        records = load()
+        subjects = records.subjects if by_subject else None
+        while True:
+            taken = steps.sample(len(records), subjects)
+            sums.add(records.take(taken), None if subjects is None else subjects[taken])
+            counts.clipped, counts.invalid = counts.clipped + sums.clipped, counts.invalid + sums.invalid
+            counts.fault = counts.fault or sums.fault
+            try:
+                sums = ready(training.send(steps.noised(sums.total())))
+            except StopIteration as done:
+                return done.value, counts

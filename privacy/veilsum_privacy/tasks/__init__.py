@@ -1,12 +1,13 @@
 """The registered tasks: what a study may ask for by name. Nothing outside this list is ever computed."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
 from veilsum_node.config import did_you_mean, explain
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.study.known_tasks import FORMER
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Task
 from veilsum_privacy.tasks.calibration_step import CalibrationStep
@@ -55,21 +56,6 @@ _ALL: tuple[type[Task[Any]], ...] = (
 
 TASKS: Mapping[str, type[Task[Any]]] = {task.name: task for task in _ALL}
 """Every task by name."""
-
-
-class Former(NamedTuple):
-    """A task that there was: the last version that has it, and the task that does what it did."""
-
-    version: str
-    now: str
-
-
-FORMER: Mapping[str, Former] = {
-    "evaluation": Former("0.2", "model-tables"),
-    "local-head": Former("0.2", "ridge-head"),
-    "statistics": Former("0.2", "tables"),
-}
-"""Former tasks by name. Ledgers and policies that name them are still read; their version verifies what was signed."""
 
 
 def check_former(name: str) -> None:

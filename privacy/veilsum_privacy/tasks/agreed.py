@@ -1,7 +1,8 @@
 """What everyone has agreed to: a study, its tasks, and all that follows from them, each worked out once.
 
 Whoever takes part in a study holds one :class:`AgreedStudy` as long as it does, and passes on its tasks and their plans. The
-secure sum gets the shape of each task from here and knows no more of it (:mod:`veilsum_privacy.securesum.agreed`).
+secure sum gets the shape of each task from here and knows no more of it (:mod:`veilsum_privacy.securesum.agreed`); the kernel
+gets its terms and graphs (:mod:`veilsum_privacy.computation.declared`).
 """
 
 from __future__ import annotations
@@ -9,27 +10,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.agreed import SummedStudy, SummedTask, SumPlan, TaskShape, shared_ring
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.computation.declared import DeclaredPlan, DeclaredStudy, DeclaredTask, Given, Note
+from veilsum_privacy.computation.terms import TaskTerms
+from veilsum_privacy.mechanism.requests import Trained, Training
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.mechanism.rows.graph import RowGraph
+from veilsum_privacy.mechanism.rows.symbols import joined, record_of, traced
+from veilsum_privacy.mechanism.steps import StepNoise
+from veilsum_privacy.securesum.agreed import SumPlan
 from veilsum_privacy.securesum.array_bytes import single
-from veilsum_privacy.securesum.ring import RingParameters
-from veilsum_privacy.study.study import parse_study
+from veilsum_privacy.study.study import TaskDeclaration, parse_study
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Task
+from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask, Task, TrainingTask
+from veilsum_privacy.tasks.feature_maps import FeatureMap
 
 
 @dataclass(frozen=True)
-class AgreedStudy(SummedStudy):
+class AgreedStudy(DeclaredStudy):
     """A study with its verified tasks and its encryption's parameters."""
-
-    _tasks: dict[str, AgreedTask] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _rings: dict[int, RingParameters] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def parse(data: bytes) -> AgreedStudy:
@@ -40,43 +45,21 @@ class AgreedStudy(SummedStudy):
         """
         return AgreedStudy(parse_study(data))
 
-    def task(self, label: str) -> AgreedTask:
-        """One of the study's tasks.
+    def _made(self, declaration: TaskDeclaration) -> AgreedTask:
+        return AgreedTask(self, declaration)
 
-        Raises:
-            HostileInput: the study declares none of that label, or the declaration contradicts its task.
-        """
-        if label not in self._tasks:
-            try:
-                declaration = self.study.task(label)
-            except KeyError as error:
-                raise HostileInput("The study declares no task with that label.") from error
-            self._tasks[label] = AgreedTask(self, declaration)
-        return self._tasks[label]
+    def task(self, label: str) -> AgreedTask:
+        """As of :class:`.DeclaredStudy`."""
+        return cast(AgreedTask, super().task(label))
 
     @property
     def tasks(self) -> tuple[AgreedTask, ...]:
-        """All tasks in the study's order.
-
-        Raises:
-            HostileInput: a declaration contradicts its task.
-        """
-        return tuple(self.task(declaration.label) for declaration in self.study.tasks)
-
-    def ring(self, roster: int) -> RingParameters:
-        """The encryption's parameters for so many members: those that every sum of the study fits.
-
-        Raises:
-            HostileInput: a declaration contradicts its task.
-            Misuse: no parameters fit.
-        """
-        if roster not in self._rings:
-            self._rings[roster] = shared_ring(self.tasks, roster)
-        return self._rings[roster]
+        """As of :class:`.DeclaredStudy`."""
+        return cast(tuple[AgreedTask, ...], super().tasks)
 
 
 @dataclass(frozen=True)
-class AgreedTask(SummedTask):
+class AgreedTask(DeclaredTask):
     """A task of a study, built and held against its declaration.
 
     Attributes:
@@ -88,15 +71,15 @@ class AgreedTask(SummedTask):
     """
 
     agreed: AgreedStudy = field(repr=False)
-    shape: TaskShape = field(init=False, repr=False, compare=False)
+    terms: TaskTerms = field(init=False, repr=False, compare=False)
     task: Task[Any] = field(init=False, repr=False, compare=False)
-    _plans: dict[tuple[int, int], RoundPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         task = build_task(self.declaration.task, self.declaration.parameters, self.study.data)
         task.check(self.declaration, self.study, None if self.source is None else self.source.task)
         object.__setattr__(self, "task", task)
-        object.__setattr__(self, "shape", TaskShape(task.layout().size, task.largest(self.declaration)))
+        object.__setattr__(self, "terms", task.terms)
+        super().__post_init__()
 
     @cached_property
     def source(self) -> AgreedTask | None:
@@ -109,26 +92,13 @@ class AgreedTask(SummedTask):
         return self.task.unit(self.declaration)
 
     def plan(self, roster: int, cohort: int) -> RoundPlan:
-        """The plan of a round.
+        """As of :class:`.DeclaredTask`."""
+        return cast(RoundPlan, super().plan(roster, cohort))
 
-        Args:
-            roster: how many members the study has.
-            cohort: how many of them take part.
-
-        Raises:
-            Misuse: a noise share is below 4 grid units, or the sum does not fit.
-        """
-        if (roster, cohort) not in self._plans:
-            noise, encoding = self.noise(cohort), self.encoding(self.agreed.ring(roster), cohort)
-            self._plans[roster, cohort] = RoundPlan(self, encoding, noise)
-        return self._plans[roster, cohort]
+    def _planned(self, plan: SumPlan) -> RoundPlan:
+        return RoundPlan(self, plan.encoding, plan.noise)
 
     # -- what is broadcast -------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def single(self) -> frozenset[str]:
-        """Names of the arrays that are broadcast in single precision."""
-        return self.task.single_arrays() if self.declaration.single_precision else frozenset()
 
     def as_broadcast(self, arrays: Mapping[str, Floats]) -> dict[str, Floats]:
         """Arrays of a broadcast with the values that everyone receives."""
@@ -164,9 +134,75 @@ class AgreedTask(SummedTask):
             raise HostileInput("A kept vector has a different length than its task's.")
         return self.blocks(vector), self.block_std(self.noise(self.study.sites).share_std)
 
+    # -- what the task's code says ----------------------------------------------------------------------------------------
+
+    def row_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
+        task = self._rows
+        if (mapping := self._mapping(broadcast, given)) is None:
+            return task.traced(broadcast)
+        return task.traced(broadcast, mapping, mapping.width)
+
+    def row_maps(self, broadcast: Mapping[str, Floats], graph: RowGraph) -> Mapping[str, OpaqueMap]:
+        return self._rows.maps(broadcast)
+
+    def mapped_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
+        if (mapping := self._mapping(broadcast, given)) is None:
+            raise Misuse(f"The task {self.task.name} sees records as they are.")
+        record, taken = mapping(record_of(mapping.width, labelled=self.study.data.label is not None))
+        return traced(joined(record.features, record.present, taken))
+
+    def derived(self, broadcast: Mapping[str, Floats], kept: Mapping[str, Integers]) -> Floats:
+        task = self.task
+        if self.source is None or not isinstance(task, DerivedTask):
+            raise Misuse(f"The task {task.name} has no source.")
+        blocks, std = source_blocks(self.source, kept)
+        try:
+            return task.vector(blocks, std, broadcast)
+        except (ValueError, ArithmeticError) as error:  # what it computes from is noised, so that it fails tells no more
+            raise HostileInput(f"The task {task.name} cannot use what was broadcast.") from error
+
+    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: StepNoise) -> Training:
+        return self._training.train(broadcast, state, course)
+
+    def train_plainly(
+        self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], note: Note
+    ) -> Trained:
+        return self._training.train_plainly(records, broadcast, state, note)
+
+    @property
+    def _rows(self) -> RowTask[Any]:
+        if not isinstance(self.task, RowTask):
+            raise Misuse(f"The task {self.task.name} has no rows.")
+        return self.task
+
+    @property
+    def _training(self) -> TrainingTask[Any]:
+        if not isinstance(self.task, TrainingTask):
+            raise Misuse(f"The task {self.task.name} does not train.")
+        return self.task
+
+    def _mapping(self, broadcast: Mapping[str, Floats], given: Given) -> FeatureMap | None:
+        """What the site makes of a record before the task sees it; None where that is nothing."""
+        features = self.task.features
+        if features is None or not self.terms.mapped:
+            return None
+        kept, std = (None, None) if self.source is None else source_blocks(self.source, given.kept)
+        return FeatureMap(self.study, features, broadcast, given.index, kept, std, given.encode)
+
+
+def source_blocks(source: AgreedTask, kept: Mapping[str, Integers]) -> tuple[dict[str, Floats], dict[str, float]]:
+    """Blocks of what the site kept of a task, and its noise in them.
+
+    Raises:
+        Misuse: it kept nothing.
+    """
+    if source.label not in kept:
+        raise Misuse(f"This site kept no statistic of the task {source.label!r}.", "It has to take part in that task's round.")
+    return source.kept_blocks(kept[source.label])
+
 
 @dataclass(frozen=True)
-class RoundPlan(SumPlan):
+class RoundPlan(DeclaredPlan):
     """The plan of a round's sum with the task that is summed."""
 
     task: AgreedTask

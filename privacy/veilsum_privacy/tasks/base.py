@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.fields import LARGEST, SMALLEST, Frozen
+from veilsum_privacy.computation.terms import TaskKind, TaskTerms, check_terms
 from veilsum_privacy.mechanism.factors import Products, left_of
-from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
+from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.persons import Persons
 from veilsum_privacy.mechanism.records import Records as Records
 from veilsum_privacy.mechanism.records import join_batches as join_batches
 from veilsum_privacy.mechanism.requests import Request as Request
+from veilsum_privacy.mechanism.requests import Trained as Trained
+from veilsum_privacy.mechanism.requests import Training as Training
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, only, record_of, traced
@@ -32,12 +35,9 @@ from veilsum_privacy.mechanism.steps import StepNoise
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks.layout import Layout
-from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, WidthParameters
+from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, PartParameters, WidthParameters
 
 P = TypeVar("P", bound=Frozen)
-
-LARGEST_SENSITIVITY = 2**26
-"""Largest grid of a task that reads records."""
 
 
 class Task(ABC, Generic[P]):
@@ -52,6 +52,7 @@ class Task(ABC, Generic[P]):
     """
 
     name: ClassVar[str]
+    kind: ClassVar[TaskKind]
     disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint", "per-site")
     Parameters: ClassVar[type[Frozen]]
 
@@ -88,6 +89,24 @@ class Task(ABC, Generic[P]):
         """How the features are aligned that the task computes on."""
         return None if self.features is None else self.features.alignment
 
+    @property
+    def terms(self) -> TaskTerms:
+        """What the kernel has to know of it."""
+        features = self.features
+        part = isinstance(features, PartParameters) and features.part != "all"
+        mapped = features is not None and (features.width is not None or features.alignment is not None or part)
+        return TaskTerms(
+            self.kind,
+            self.layout().size,
+            self.clip(),
+            mapped=mapped,
+            weighted=self.weighted(),
+            steers_sites=self.steers_sites(),
+            site_arrays=self.site_arrays(),
+            single_arrays=tuple(sorted(self.single_arrays())),
+            disclosures=self.disclosures,
+        )
+
     # -- the declaration ---------------------------------------------------------------------------------------------------
 
     def check(self, declared: TaskDeclaration, study: Study, source: Task[Any] | None) -> None:
@@ -106,15 +125,10 @@ class Task(ABC, Generic[P]):
         """
         what, noisy = f"Task {declared.label!r}", study.privacy.noise != "none"
         self._check_magnitudes(what, declared)
-        if declared.disclosure not in self.disclosures:
-            raise HostileInput(f"{what} cannot be disclosed {declared.disclosure}.")
-        self._check_kind(what, declared, noisy=noisy)
+        check_terms(what, self.terms, declared, study)
+        self._check_own(what, declared, noisy=noisy)
         if declared.single_precision and not self.single_arrays():
             raise HostileInput(f"{what} broadcasts no model that could be in single precision.")
-        if declared.unrounded and not (noisy and isinstance(self, FactorTask)):
-            raise HostileInput(f"{what}: `unrounded` needs a task with one noised vector per site.")
-        if self.weighted() and declared.disclosure != "joint":
-            raise HostileInput(f"{what} cannot be weighted: only a joint sum of one vector per site can.")
         if noisy and (reason := self.only_without_noise()) is not None:
             raise HostileInput(f"{what} {reason}; that is for studies without noise only.")
         if self.features is not None:
@@ -141,19 +155,10 @@ class Task(ABC, Generic[P]):
                 f"All of them must lie within {SMALLEST:g} and {LARGEST:g}: change its clip norm or its weights.",
             )
 
-    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
-        """What the task's kind asks of its declaration; here of a task that reads records."""
-        if noisy and declared.variance == 0:
-            raise HostileInput(f"{what} reads records and must have noise.")
-        if declared.grid > LARGEST_SENSITIVITY:
-            raise HostileInput(f"{what} has a grid above 2^26.")
+    def _check_own(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
+        """What the task asks of its declaration beside what its kind does (:func:`.check_terms`)."""
         if (norm := self.integer_norm()) and declared.grid % norm:
             raise HostileInput(f"{what} counts in integers: its grid must be a multiple of {norm}.")
-        self._check_steps(what, declared, noisy=noisy)
-
-    def _check_steps(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
-        if declared.local_steps or declared.resolution:
-            raise HostileInput(f"{what} has steps or a resolution; these are of tasks that train at the site.")
 
     def _check_features(self, what: str, features: FeatureParameters, study: Study) -> None:
         width, alignment = study.width, features.alignment
@@ -201,8 +206,8 @@ class Task(ABC, Generic[P]):
         return None
 
     def weighted(self) -> bool:
-        """Whether a site's vector is multiplied by its public weight of the round (:mod:`veilsum_privacy.tasks.weights`);
-        only of tasks that give one vector for all of a site's records."""
+        """Whether a site's vector is multiplied by its public weight of the round, as
+        :mod:`veilsum_privacy.computation.weights` has it; only of tasks that give one vector for all of a site's records."""
         return False
 
     def site_arrays(self) -> tuple[str, ...]:
@@ -233,6 +238,12 @@ class RowTask(Task[P]):
 
     The task is traced on symbols (:mod:`veilsum_privacy.mechanism.rows`) and meets no record.
     """
+
+    kind: ClassVar[TaskKind] = "rows"
+
+    @property
+    def terms(self) -> TaskTerms:
+        return replace(super().terms, persons=self.persons)
 
     @abstractmethod
     def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
@@ -289,6 +300,12 @@ class FactorTask(RowTask[P]):
     the factors, whose products are the layout's values.
     """
 
+    kind: ClassVar[TaskKind] = "factors"
+
+    @property
+    def terms(self) -> TaskTerms:
+        return replace(super().terms, products=self.products())
+
     @abstractmethod
     def products(self) -> Products:
         """What is made of a record's factors."""
@@ -305,17 +322,6 @@ class FactorTask(RowTask[P]):
         with told_as(HostileInput, Misuse, what=f"Task {declared.label!r}"):
             return self.clip() / left_of(declared.grid, self.layout().size, places, largest)
 
-    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
-        super()._check_kind(what, declared, noisy=noisy)
-        if declared.keep:
-            raise HostileInput(f"{what} cannot be kept: its sum is rounded.")
-        _check_centre(what, self.largest(declared), unrounded=noisy and declared.unrounded)
-
-
-def _check_centre(what: str, largest: int, *, unrounded: bool) -> None:
-    if unrounded and largest > LARGEST_CENTRE:
-        raise HostileInput(f"{what} reaches beyond 2^30 grid units, which an unrounded vector may not.")
-
 
 class DerivedTask(Task[P]):
     """A function of the site's kept noised statistic; ``clip()`` bounds the absolute value of each weighted value.
@@ -324,6 +330,7 @@ class DerivedTask(Task[P]):
     that has noise.
     """
 
+    kind: ClassVar[TaskKind] = "derived"
     sources: ClassVar[tuple[str, ...]]
 
     def computes_from(self) -> tuple[str, ...]:
@@ -331,13 +338,6 @@ class DerivedTask(Task[P]):
 
     def largest(self, declared: TaskDeclaration) -> int:
         return declared.grid
-
-    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
-        if declared.source is None or declared.variance != 0 or declared.keep:
-            raise HostileInput(f"{what} computes from what a site kept; it needs a source and has no noise of its own.")
-        if declared.sampling_rate < 1:
-            raise HostileInput(f"{what} reads no record that could be sampled.")
-        self._check_steps(what, declared, noisy=noisy)
 
     @abstractmethod
     def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
@@ -350,28 +350,18 @@ class DerivedTask(Task[P]):
         """
 
 
-class Trained(NamedTuple):
-    """What training gives.
-
-    Attributes:
-        vector: (size,) weighted, for the sum.
-        state: arrays that stay at the site and come back in its next round of the task.
-    """
-
-    vector: Floats
-    state: Mapping[str, Floats] = MappingProxyType({})
-
-
-Training = Generator[Request, Floats, Trained]
-"""Training under noise: it asks for sums, is sent each with its noise (size,), in its own units, and gives what it trained."""
-
-
 class TrainingTask(Task[P]):
     """Trains on the site's records for the steps of one round; ``clip()`` bounds the absolute value of each weighted value.
 
     With noise it meets no record: vector and state are made of noised sums, broadcasts and earlier state, as there is nothing
     else. Nothing is added to them.
     """
+
+    kind: ClassVar[TaskKind] = "training"
+
+    @property
+    def terms(self) -> TaskTerms:
+        return replace(super().terms, step_clip=self.step_clip())
 
     def unit(self, declared: TaskDeclaration) -> float:
         return self.clip() / declared.resolution  # rounded, with its noise in it already
@@ -382,14 +372,7 @@ class TrainingTask(Task[P]):
     def bounds(self) -> tuple[float, ...]:
         return self.clip(), self.step_clip()
 
-    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
-        super()._check_kind(what, declared, noisy=noisy)
-        if declared.keep:
-            raise HostileInput(f"{what} cannot be kept: only a sum over records can.")
-
-    def _check_steps(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
-        if (declared.local_steps > 0) != noisy or declared.resolution == 0:
-            raise HostileInput(f"{what} trains at the site: it has a resolution, and steps exactly if the study has noise.")
+    def _check_own(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
         if noisy and declared.local_steps != self.noised_sums():
             raise HostileInput(f"{what} takes {self.noised_sums()} noised steps a release; the study declares another number.")
         if noisy and declared.grid < 2 * math.sqrt(self.step_size()):

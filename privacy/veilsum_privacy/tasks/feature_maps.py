@@ -6,7 +6,7 @@ constant, and is clipped afterwards. Maps are traced on symbols, as rows are, an
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.moment_maps import MomentMap
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.computation.declared import ENCODER as ENCODER
+from veilsum_privacy.computation.declared import Encode as Encode
+from veilsum_privacy.computation.declared import mapped_records
 from veilsum_privacy.mechanism.exact import exact_affine as exact_affine
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation, OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import (
@@ -45,12 +48,6 @@ ENCODER_MATRIX, ENCODER_OFFSET = "encoder.matrix", "encoder.offset"
 ALIGNMENT_MATRIX, ALIGNMENT_OFFSET = "alignment.matrix", "alignment.offset"
 REFERENCE = "reference."
 """Names of broadcast arrays; those of a reference begin with the last."""
-
-Encode = Callable[[Floats], Floats]
-"""A frozen program: (n, inputs) float64 in [-1, 1] to (n, width) float64, each row by itself; NaN of what it cannot take."""
-
-ENCODER = "encoder"
-"""Name of the opaque map that a program is."""
 
 NOTHING_KEPT = "The site kept no statistic to make its alignment from."
 
@@ -200,18 +197,8 @@ def map_records(
         return records
     given = record_of(records.features.shape[1], labelled=records.labels is not None)
     record, taken = mapping(given)
-    width = record.features.shape[0]
-    rows = np.empty((len(records), 2 * width + 1))
-    start = 0
     evaluation = Evaluation(traced(joined(record.features, record.present, taken)), mapping.maps)
-    for batch in evaluation.rows(records):
-        rows[start : start + len(batch)] = batch
-        start += len(batch)
-    if evaluation.fault is not None:
-        note(evaluation.fault)
-    kept_rows = rows[:, -1] > 0.0
-    found = replace(records, features=rows[:, :width].copy(), present=rows[:, width:-1] > 0.0)
-    return found if kept_rows.all() else found.take(kept_rows)
+    return mapped_records(evaluation, records, note)
 
 
 def _alignment(

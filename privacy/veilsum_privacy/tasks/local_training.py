@@ -18,6 +18,7 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.requests import MapAt
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
@@ -30,7 +31,6 @@ from veilsum_privacy.tasks.gradient import SLACK, TrainedRecord, trained_record
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.outcomes import Outcome, outcome_model
 from veilsum_privacy.tasks.parameters import PartParameters
-from veilsum_privacy.tasks.weights import WEIGHTS
 from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, to_broadcast, unflatten
 from veilsum_privacy.training.descent import Descended, descend_noised
 from veilsum_privacy.training.gradients import ModelGradient
@@ -64,7 +64,7 @@ class LocalTrainingParameters(PartParameters):
         noise_step: None, or with noise the learning rate at which a step's noise moves each value by this standard deviation.
         norm: L2 norm N that an update is scaled down to if it exceeds it.
         weighting: of a site's update: ``equal``; by its ``records``, without noise only; or ``public``, by the weight that the
-            broadcast gives it (:mod:`veilsum_privacy.tasks.weights`).
+            broadcast gives it (:mod:`veilsum_privacy.computation.weights`).
         normalised: an update is divided by how many steps it took (FedNova).
         local_steps: steps of DP-SGD in a round, with noise.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to, with noise.

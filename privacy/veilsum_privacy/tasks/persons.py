@@ -1,15 +1,13 @@
 """Parameters of tasks that may be asked about persons, who have several records."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import Field
 
-from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.mechanism.persons import Persons, Reduction
 from veilsum_privacy.study.schema import CategoryColumn
-from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks.base import RowTask, Task
+from veilsum_privacy.tasks.base import RowTask
 
 
 class PersonParameters(Frozen):
@@ -42,12 +40,3 @@ class PersonTask(RowTask[P]):
     def most_rows(self) -> int:
         """How many rows of a person are added up."""
         return max(1, self.parameters.at_most)
-
-    def check(self, declared: TaskDeclaration, study: Study, source: Task[Any] | None) -> None:
-        """See the base; a task that joins a person's records needs the subject for its unit."""
-        super().check(declared, study, source)
-        if study.privacy.unit != "subject" and (self.parameters.person is not None or self.parameters.at_most):
-            raise HostileInput(
-                f"Task {declared.label!r} counts persons; one record changes more than its share of a person.",
-                'State unit = "subject" under [privacy].',
-            )

@@ -1,0 +1,193 @@
+"""What stays of a site in processes when its guard has begun: it starts the others, hands signals on, and ends as that ends.
+
+It holds no key and no record, and speaks to nobody. A guard does not load it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from veilsum_node.errors import Unavailable, VeilsumError
+from veilsum_participant.boundary.framing import pair
+from veilsum_participant.session import launcher
+from veilsum_participant.session.hooks import Running, begin_here
+from veilsum_participant.session.launcher import FRONT, LONGEST, bounds_of
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.roles import environment
+
+MOST_PROCESSES = 64
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+
+@dataclass
+class _Command:
+    running: Running
+    told: int  # where its status goes
+
+    def kill(self) -> None:
+        self.running.kill()
+
+    def over(self) -> bool:
+        """Whether it has ended; its status is told then."""
+        try:
+            status = self.running.wait(0)
+        except subprocess.TimeoutExpired:
+            return False
+        with contextlib.suppress(OSError), os.fdopen(self.told, "wb") as told:
+            told.write(str(status).encode())
+        return True
+
+
+class Supervisor:
+    """The parent's loop."""
+
+    def __init__(self, config: ParticipantConfig, child: int, control: socket.socket, listening: socket.socket | None) -> None:
+        self._config, self._guard, self._control, self._listening = config, child, control, listening
+        self._children: dict[int, _Child | _Command] = {}
+        self._ready: tuple[int, socket.socket, int] | None = None
+        self._last = 0
+
+    def run(self) -> NoReturn:
+        """Supervise until the guard has ended, then end as it did."""
+        wake, awoken = os.pipe()
+        for descriptor in (wake, awoken):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(awoken, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._forward)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        control = self._control.fileno()
+        watched = [control, wake]
+        with contextlib.suppress(OSError, VeilsumError):  # then the guard is told, when it asks
+            self._ready = self._spawn(FRONT, "")  # while the guard still opens its ledger
+        while (status := self._ended()) is None:
+            readable, _, _ = select.select(watched, [], [])
+            if wake in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+            if control in readable and not self._answered():
+                watched = [wake]  # the guard has let go of it: it ends
+        for child in self._children.values():
+            child.kill()
+        if status < 0:
+            with contextlib.suppress(OSError):  # of SIGKILL
+                signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        os._exit(abs(status))
+
+    def _forward(self, number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._guard, number)
+
+    def _ended(self) -> int | None:
+        for number, child in list(self._children.items()):
+            if child.over():
+                del self._children[number]
+        pid, status = os.waitpid(self._guard, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def _answered(self) -> bool:
+        """Do what the guard asks for; whether it asked for anything."""
+        try:
+            data, given, _, _ = socket.recv_fds(self._control, LONGEST, 1)
+        except OSError:
+            return False
+        if not data:
+            return False
+        asked = json.loads(data)
+        if "end" in asked:
+            if (child := self._children.get(asked["end"])) is not None:
+                child.kill()
+            return True
+        passed: list[int] = []
+        answer: dict[str, Any] = {}
+        try:
+            if "hook" in asked:
+                answer["number"], passed = self._hook(asked["hook"], given)
+            else:
+                number, line, words = self._taken(asked["start"], asked["of"])
+                answer["number"], passed = number, [line.detach(), words]
+        except (OSError, VeilsumError) as error:
+            answer["error"] = error.message if isinstance(error, VeilsumError) else type(error).__name__
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._control, [json.dumps(answer).encode()], passed)
+        for descriptor in (*passed, *given):
+            os.close(descriptor)
+        return True
+
+    def _taken(self, role: str, of: str) -> tuple[int, socket.socket, int]:
+        ready, self._ready = self._ready if role == FRONT else None, None if role == FRONT else self._ready
+        return ready or self._spawn(role, of)
+
+    def _spawn(self, role: str, of: str) -> tuple[int, socket.socket, int]:
+        """Start a process: its number, the guard's end of the line to it, and where its standard error can be read.
+
+        Raises:
+            OSError, VeilsumError: it cannot be started.
+        """
+        if role not in launcher.ROLES or len(self._children) >= MOST_PROCESSES or (of and of not in self._config.datasets):
+            raise Unavailable("The site has no such process, or has too many already")
+        bounds = bounds_of(self._config, role, of)
+        offered = self._config.datasets.get(of)
+        stores = offered is not None and (offered.source == "sql" or offered.s3 is not None)
+        more, arguments = self._given(role)
+        line, inherited = pair()
+        words, written = os.pipe()
+        try:
+            with inherited, os.fdopen(written, "wb"):
+                process = subprocess.Popen(  # noqa: S603  a module of this installation
+                    [sys.executable, "-P", "-m", launcher.ROLES[role], str(inherited.fileno()), bounds.to_text(), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=written,
+                    stderr=written,
+                    pass_fds=[inherited.fileno(), *more],
+                    env=environment(stores=stores),
+                )
+        except OSError:
+            line.close()
+            os.close(words)
+            raise
+        self._last += 1
+        self._children[self._last] = _Child(process)
+        return self._last, line, words
+
+    def _given(self, role: str) -> tuple[list[int], list[str]]:
+        """Descriptors and arguments that a process is started with beside its line and bounds."""
+        if role != "metrics":
+            return [], []
+        if self._listening is None or self._config.metrics is None:
+            raise Unavailable("The site serves no metrics")
+        return [self._listening.fileno()], [str(self._listening.fileno()), self._config.metrics.model_dump_json()]
+
+    def _hook(self, variables: Mapping[str, str], given: Sequence[int]) -> tuple[int, list[int]]:
+        """Run the site's own command, which is given a text; its number, and where its status comes."""
+        command = self._config.hooks.waiting
+        if not command or len(given) != 1 or any(isinstance(child, _Command) for child in self._children.values()):
+            raise Unavailable("No command is configured, or one still runs")
+        text = os.pread(given[0], os.fstat(given[0]).st_size, 0)
+        running = begin_here(command, {str(name): str(value) for name, value in variables.items()}, text)
+        ends, told = os.pipe()
+        self._last += 1
+        self._children[self._last] = _Command(running, told)
+        return self._last, [ends]

@@ -1,0 +1,365 @@
+"""Tasks that another process traces: the guard's side, which imports no task.
+
+A compiler is of one study, and is ended after :data:`IDLE` seconds without work. It meets no record, so that it fails follows
+from what is public or noised. Whoever takes it over can have another question asked of a study's columns than the study says,
+at the price that the study declares: what it says of a task is held to the declaration
+(:func:`veilsum_privacy.computation.terms.check_terms`), its graphs are made anew of the kernel's primitives and name columns
+of the study's schema alone, and rows are clipped and noised as any. One that ends, or breaks a bound, is started once more; a
+study whose tasks cannot be traced twice is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_node.errors import HostileInput, Misuse, told_as
+from veilsum_node.telemetry.logs import printable
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError
+from veilsum_participant.boundary.compiler import (
+    AnswerTraining,
+    AskDerived,
+    AskGraph,
+    AskWords,
+    BeginTraining,
+    CompilerFault,
+    KeptVectorGiven,
+    TakeBroadcast,
+    TakeStudy,
+    TaskSaid,
+    TrainingSaid,
+    TrainOnNone,
+    TryTask,
+)
+from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.boundary.framing import Caller, FramedSocket
+from veilsum_participant.studies import Studies
+from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
+from veilsum_privacy.computation.contribution import Graphs
+from veilsum_privacy.computation.declared import ENCODER, DeclaredStudy, DeclaredTask, Given, Note
+from veilsum_privacy.computation.terms import TaskTerms, check_graph, opaque_names, products_from_json
+from veilsum_privacy.mechanism.records import Records
+from veilsum_privacy.mechanism.requests import MapAt, Request, Trained, Training
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.mechanism.rows.graph import RowGraph
+from veilsum_privacy.mechanism.steps import StepNoise
+from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
+
+LOG = logging.getLogger("veilsum.participant")
+
+IDLE = 600.0
+"""Seconds that a compiler waits for more work."""
+
+MOST = 4
+"""Compilers that wait at a time; more run where more studies are computed."""
+
+_R = TypeVar("_R", bound=Message)
+
+
+class Compiling:
+    """The compiler of one study; started when it is needed.
+
+    Args:
+        starter: of processes.
+        study: its bytes.
+    """
+
+    def __init__(self, starter: WorkerStarter, study: bytes) -> None:
+        self._starter, self._study = starter, study
+        self._running: tuple[StartedWorker, Caller] | None = None
+        self._said: tuple[TaskSaid, ...] | None = None
+        self._meant: Mapping[str, Floats] | None = None
+        self.lock = threading.RLock()
+        self.used = time.monotonic()
+
+    def said(self, index: int) -> TaskSaid:
+        """What was said of a task by its place in the study.
+
+        Raises:
+            HostileInput: the study's tasks cannot be traced.
+            Unavailable: no compiler can be started.
+        """
+        with self.lock:
+            if self._said is None:
+                self._twice(lambda: None)
+            if self._said is None or index >= len(self._said):
+                raise HostileInput("The study's tasks cannot be traced.")
+            return self._said[index]
+
+    def ask(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None = None) -> _R:
+        """Ask about the study, and about these arrays.
+
+        Raises:
+            HostileInput, Misuse: it refuses, by what it is given; or it cannot do it.
+            Unavailable: no compiler can be started.
+        """
+        with self.lock:
+            return self._twice(lambda: self._asked(request, broadcast))
+
+    def once(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None = None) -> _R:
+        """:meth:`ask` of a compiler that went on from what it was asked before: one that ends does not begin anew."""
+        with self.lock:
+            try:
+                return self._asked(request, broadcast)
+            except BrokenError as error:
+                self.end()
+                raise Misuse("What traces the study's tasks ended.") from error
+
+    def _twice(self, work: Callable[[], _R | None]) -> _R:
+        for last in (False, True):
+            try:
+                self._begin()
+                return work()  # type: ignore[return-value]
+            except BrokenError as error:
+                self.end()
+                if last:
+                    raise HostileInput(
+                        "The study's tasks cannot be traced: the process that does it ends each time."
+                    ) from error
+                LOG.warning("what traces a study's tasks ended and is started once more: %s", error)
+            finally:
+                self.used = time.monotonic()
+        raise AssertionError
+
+    def _begin(self) -> None:
+        if self._running is not None and not self._running[1].broken:
+            return
+        self.end()
+        started = self._starter.start("compiler")
+        self._running = started, Caller(FramedSocket(started.socket), CompilerFault)
+        self._meant = None
+        tasks = self._call(TakeStudy(self._study)).tasks
+        if self._said is not None and tasks != self._said:
+            raise BrokenError("A study's tasks are not what they were said to be.")
+        self._said = tasks
+
+    def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None) -> _R:
+        if broadcast is not None and not _same(broadcast, self._meant):
+            self._call(TakeBroadcast(encode_broadcast(broadcast)))
+            self._meant = broadcast
+        return self._call(request)
+
+    def _call(self, request: Inquiry[_R]) -> _R:
+        if self._running is None:
+            raise BrokenError("There is no compiler.")
+        try:
+            return self._running[1].call(request)
+        except CallFailedError as error:
+            if not isinstance(error.failure, CompilerFault):
+                raise Misuse("What traces the study's tasks failed.") from error
+            words, advice = printable(error.failure.words), printable(error.failure.advice)
+            raise (HostileInput if error.failure.refused else Misuse)(words, advice) from error
+
+    def end(self) -> None:
+        """End the process; the next call starts another one."""
+        with self.lock:
+            running, self._running = self._running, None
+            self._meant = None
+            if running is not None:
+                running[1].close()
+                running[0].end()
+
+
+class WorkerStudies(Studies):
+    """Tasks are traced in processes of their own; see :class:`veilsum_participant.studies.Studies`."""
+
+    def __init__(self, starter: WorkerStarter) -> None:
+        super().__init__()
+        self.graphs = Graphs()
+        self._starter = starter
+        self._compilers: dict[bytes, Compiling] = {}
+        self._guarding = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def parsed(self, data: bytes) -> CompiledStudy:
+        return CompiledStudy(parse_study(data), lambda: self._of(data))
+
+    def rehearse(self, task: DeclaredTask, arrays: Mapping[str, Floats] | None) -> None:
+        if not isinstance(task, CompiledTask):
+            raise Misuse("A task is tried where it is traced.")
+        request = TryTask(task.label, int(arrays is None))
+        with told_as(HostileInput, Misuse, what=f"Task {task.label!r}"):
+            task.agreed.compiler().ask(request, arrays)
+
+    def asked(self, study: Study) -> Mapping[str, str]:
+        data = study.to_bytes()
+        return {fact.name: printable(fact.told) for fact in self._of(data).ask(AskWords(data)).facts}
+
+    def close(self) -> None:
+        """End all compilers."""
+        with self._guarding:
+            compilers, self._compilers = self._compilers, {}
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        for compiler in compilers.values():
+            compiler.end()
+
+    def _of(self, data: bytes) -> Compiling:
+        """The compiler of a study."""
+        with self._guarding:
+            found = self._compilers.get(data)
+            if found is None:
+                found = self._compilers[data] = Compiling(self._starter, data)
+            if self._timer is None:
+                self._watch()
+            found.used = time.monotonic()
+        self._end_idle()
+        return found
+
+    def _watch(self) -> None:
+        self._timer = threading.Timer(IDLE / 4, self._look)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        self._end_idle()
+        with self._guarding:
+            self._timer = None
+            if self._compilers:
+                self._watch()
+
+    def _end_idle(self) -> None:
+        """End those that had no work for long, and of those that wait all but the last few; one that works goes on."""
+        now = time.monotonic()
+        with self._guarding:
+            latest = sorted(self._compilers.items(), key=lambda item: item[1].used, reverse=True)
+        for place, (data, compiler) in enumerate(latest):
+            if place < MOST and now - compiler.used < IDLE:
+                continue
+            if compiler.lock.acquire(blocking=False):
+                try:
+                    compiler.end()
+                    with self._guarding:
+                        if self._compilers.get(data) is compiler and now - compiler.used >= IDLE:
+                            del self._compilers[data]
+                finally:
+                    compiler.lock.release()
+
+
+@dataclass(frozen=True)
+class CompiledStudy(DeclaredStudy):
+    """A study whose tasks another process traces.
+
+    Attributes:
+        compiler: gives that process.
+    """
+
+    compiler: Callable[[], Compiling] = field(repr=False, compare=False)
+
+    def _made(self, declaration: TaskDeclaration) -> CompiledTask:
+        said = self.compiler().said(self.study.tasks.index(declaration))
+        if not said.terms:
+            raise HostileInput(printable(said.words) or "A task cannot be traced.", printable(said.advice))
+        try:
+            value = json.loads(said.terms)
+        except (ValueError, RecursionError) as error:
+            raise HostileInput("A task's terms are not what they have to be.") from error
+        return CompiledTask(self, declaration, TaskTerms.from_json(value))
+
+
+@dataclass(frozen=True)
+class CompiledTask(DeclaredTask):
+    """A task that another process traces."""
+
+    agreed: CompiledStudy = field(repr=False)
+
+    def row_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
+        products = self.terms.products
+        size = self.terms.size if products is None else products.given
+        return self._graph(broadcast, given, size, mapped=False)
+
+    def row_maps(self, broadcast: Mapping[str, Floats], graph: RowGraph) -> Mapping[str, OpaqueMap]:
+        return {name: _elsewhere for name in opaque_names(graph) if name != ENCODER}
+
+    def mapped_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
+        return self._graph(broadcast, given, None, mapped=True)
+
+    def derived(self, broadcast: Mapping[str, Floats], kept: Mapping[str, Integers]) -> Floats:
+        return _vector(self._compiler.ask(AskDerived(self.label, self._kept(kept)), broadcast).vector)
+
+    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: StepNoise) -> Training:
+        compiler = self._compiler
+        with compiler.lock:  # nobody asks anything else of it in between
+            begun = BeginTraining(
+                self.label, encode_broadcast(state), course.number, course.rate, course.clip, course.grid, course.share_std
+            )
+            said = compiler.ask(begun, broadcast)
+            while not said.over:
+                total = yield self._request(said)
+                said = compiler.once(AnswerTraining(np.ascontiguousarray(total, dtype=np.float64).tobytes()))
+        return _trained(said)
+
+    def train_plainly(
+        self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], note: Note
+    ) -> Trained:
+        if len(records):
+            raise Misuse("No record is trained on where tasks are traced.")
+        return _trained(self._compiler.ask(TrainOnNone(self.label, encode_broadcast(state)), broadcast))
+
+    @property
+    def _compiler(self) -> Compiling:
+        return self.agreed.compiler()
+
+    def _kept(self, kept: Mapping[str, Integers]) -> tuple[KeptVectorGiven, ...]:
+        source = self.declaration.source
+        if source is None or source not in kept:
+            return ()
+        return (KeptVectorGiven(source, np.ascontiguousarray(kept[source], dtype=np.int64).tobytes()),)
+
+    def _graph(self, broadcast: Mapping[str, Floats], given: Given, size: int | None, *, mapped: bool) -> RowGraph:
+        asked = AskGraph(self.label, int(mapped), given.index, int(given.encode is not None), self._kept(given.kept))
+        graph = self._checked(self._compiler.ask(asked, broadcast).graph, size, self.width(given))
+        if given.encode is None and ENCODER in opaque_names(graph):
+            raise HostileInput("A graph takes a program that the study does not name.")
+        return graph
+
+    def _checked(self, data: bytes, size: int | None, width: int) -> RowGraph:
+        graph = RowGraph.from_bytes(data)
+        if size is None and (graph.root.spec.size % 2 != 1 or graph.root.spec.size < 3):
+            raise HostileInput("A graph gives no features and what of them is present.")
+        size = graph.root.spec.size if size is None else size
+        check_graph(graph, size=size, width=width, labelled=self.study.data.label is not None)
+        return graph
+
+    def _request(self, said: TrainingSaid) -> Request:
+        try:
+            products = products_from_json(json.loads(said.products))
+        except (ValueError, RecursionError) as error:
+            raise HostileInput("Products of factors are not what they have to be.") from error
+        graph = self._checked(said.graph, products.given, self._trained_width())
+        at = _vector(said.at)
+        maps = {name: MapAt(_elsewhere, at) if name in said.named else _elsewhere for name in opaque_names(graph)}
+        return Request(graph, products, maps)
+
+    def _trained_width(self) -> int:
+        """Features of the records that training is given, which an encoder or an alignment may have made."""
+        return self.study.width if self.terms.mapped else self.study.data.width
+
+
+def _same(broadcast: Mapping[str, Floats], meant: Mapping[str, Floats] | None) -> bool:
+    return meant is not None and meant.keys() == broadcast.keys() and all(meant[name] is broadcast[name] for name in meant)
+
+
+def _elsewhere(_: Floats) -> Floats:
+    """Stands for a map that is computed where its network is (:mod:`veilsum_participant.worker.elsewhere`)."""
+    raise Misuse("A network does not run in the process that holds keys.")
+
+
+def _vector(data: bytes) -> Floats:
+    if len(data) % 8:
+        raise HostileInput("The bytes given hold no vector.")
+    return np.frombuffer(data, np.float64).copy()
+
+
+def _trained(said: TrainingSaid) -> Trained:
+    return Trained(_vector(said.vector), decode_broadcast(said.state))

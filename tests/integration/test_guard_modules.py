@@ -1,0 +1,99 @@
+"""What the real guard has loaded once studies have ended: none of tasks, networks, readers of data or the network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.durable import NAMES, WIDTH
+from support.durable_studies import STUDIES
+from support.federation import make_data
+from support.network import wait_for
+from support.processes import Process, Processes, command
+from support.victims import unconfinable
+from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.protocol.settings import Waits, load_coordinator_config
+
+WATCHED = "a"
+WAITS = Waits(enrol=400, seal=200, contribute=400, consent=200, check=200, grace=120)
+
+STRANGERS = (
+    "torch", "opacus", "grpc", "google.protobuf", "pandas", "duckdb", "PIL", "pydicom", "nibabel", "uvicorn", "starlette",
+    "veilsum_node.telemetry.listener", "veilsum_node.telemetry.endpoint", "veilsum_node.web",
+    "veilsum_privacy.tasks", "veilsum_privacy.audit", "veilsum_privacy.results",
+    "veilsum_participant.data", "veilsum_participant.front", "veilsum_coordinator",
+)  # fmt: skip
+"""What does not belong beside keys and ledger."""
+
+MOST = 26_500
+"""Lines of ours, node beside them."""
+
+OF_NODE = 6_600
+
+
+class WatchedGuard(Processes):
+    """A federation of which one site runs in processes and tells what its guard had loaded."""
+
+    @property
+    def told(self) -> Path:
+        return self.directory(WATCHED) / "loaded.json"
+
+    def launch(self, role: str, directory: Path) -> Process:
+        if directory != self.directory(WATCHED):
+            return super().launch(role, directory)
+        arguments = ["-P", "-m", "support.loaded", str(self.told), *command(role, directory / f"{role}.toml")[2:]]
+        tests = str(Path(__file__).parents[1])
+        return Process(arguments, directory / "log", {"PYTHONPATH": tests})
+
+
+def modules_after(place: Path, names: list[str]) -> dict[str, str]:
+    """Modules of a guard by name with their files, after these studies."""
+    data = make_data(NAMES, 24, WIDTH)
+    network = WatchedGuard(
+        place, data, waits=WAITS, budget=(None, 1e-5), max_peer_streams=16, disclosures=("joint", "per-site")
+    )
+    results = load_coordinator_config(network.kit.coordinator.directory / "coordinator.toml").state / "results"
+    results.mkdir(parents=True)
+    (network.kit.directory / "results").symlink_to(results)  # where a study of an evaluation puts the model that it names
+    config = network.directory(WATCHED) / "participant.toml"
+    config.write_text(config.read_text().replace('isolation = "none"', 'isolation = "processes"'))
+    try:
+        network.heal()
+        for name in names:
+            network.forget_cohorts()
+            key = network.submit(STUDIES[name](network))  # type: ignore[arg-type]
+            status = network.await_end(key)
+            assert status.phase == "finished", f"{name}: {status.reason}"
+        network.participants[WATCHED].terminate()
+        wait_for(network.told.exists, "what the guard had loaded")
+        found: dict[str, str] = json.loads(network.told.read_text())
+        return found
+    finally:
+        network.stop()
+
+
+def lines(modules: dict[str, str], *, node: bool) -> int:
+    """Lines of ours."""
+    own = {name: file for name, file in modules.items() if name.startswith("veilsum_") and file.endswith(".py")}
+    return sum(
+        len(Path(file).read_text().splitlines()) for name, file in own.items() if name.startswith("veilsum_node") == node
+    )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["statistics", "fedsgd"], id="a few"),
+        pytest.param([name for name in STUDIES if " " not in name], id="every method", marks=pytest.mark.system),
+    ],
+)
+def test_a_guard_has_loaded_no_task_and_no_more_than_so_much(tmp_path: Path, names: list[str]) -> None:
+    if reason := unconfinable():
+        pytest.skip(reason)
+    assert len(names) in (2, len(METHODS))
+    modules = modules_after(tmp_path, names)
+    assert [name for name in modules if f"{name}.".startswith(tuple(f"{stranger}." for stranger in STRANGERS))] == []
+    assert MOST - 500 < lines(modules, node=False) <= MOST
+    assert lines(modules, node=True) <= OF_NODE

@@ -1,0 +1,31 @@
+"""A participant in processes that tells at its end what its guard had loaded: ``python -P -m support.loaded FILE COMMAND...``.
+
+The launcher ends without a word, so that what is written is the guard's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    place, *command = sys.argv[1:]
+    launcher = os.getpid()
+
+    def tell() -> None:
+        if os.getpid() != launcher:
+            files = {name: str(getattr(module, "__file__", "")) for name, module in [*sys.modules.items()]}
+            Path(place).write_text(json.dumps(files))
+
+    atexit.register(tell)
+    from veilsum_deploy.cli import main as veilsum
+
+    veilsum(command)
+
+
+if __name__ == "__main__":
+    main()
