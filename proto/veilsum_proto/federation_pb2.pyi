@@ -98,6 +98,8 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
     """one AnswersObject"""
     OBJECT_KIND_MIRRORED: _ObjectKind.ValueType  # 7
     """one MirroredObject: the caller's own receipts in the mirror, after entry number `round`"""
+    OBJECT_KIND_RELEASE: _ObjectKind.ValueType  # 8
+    """one ReleaseObject: of the released round `round`, where the study declares its steps"""
 
 class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper): ...
 
@@ -116,6 +118,8 @@ OBJECT_KIND_ANSWERS: ObjectKind.ValueType  # 6
 """one AnswersObject"""
 OBJECT_KIND_MIRRORED: ObjectKind.ValueType  # 7
 """one MirroredObject: the caller's own receipts in the mirror, after entry number `round`"""
+OBJECT_KIND_RELEASE: ObjectKind.ValueType  # 8
+"""one ReleaseObject: of the released round `round`, where the study declares its steps"""
 Global___ObjectKind: _TypeAlias = ObjectKind  # noqa: Y015
 
 class _SharedMetric:
@@ -635,6 +639,30 @@ class AnswersObject(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AnswersObject: _TypeAlias = AnswersObject  # noqa: Y015
+
+@_typing.final
+class ReleaseObject(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROOF_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    proof: _builtins.bytes
+    """canonical JSON: the file round-NNNNNN.json of a result's proof"""
+    total: _builtins.bytes
+    """the sum as it was added up: the file round-NNNNNN.sum"""
+    def __init__(
+        self,
+        *,
+        proof: _builtins.bytes = ...,
+        total: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseObject: _TypeAlias = ReleaseObject  # noqa: Y015
 
 @_typing.final
 class MirroredReceipt(_message.Message):

@@ -34,8 +34,8 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, SigningKey
 from veilsum_privacy.results import sum_evidence
-from veilsum_privacy.results.proof_check import ProofFault
 from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof, round_file, sum_file
+from veilsum_privacy.results.release_check import ProofFault
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, load_result
 from veilsum_privacy.securesum.opening import Contribution
 

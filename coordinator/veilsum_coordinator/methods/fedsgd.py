@@ -63,6 +63,7 @@ from veilsum_coordinator.parts.outcomes import (
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
@@ -108,6 +109,9 @@ class FedSGDParameters(FeatureRules):
             the study expects to train on. Without noise sums are divided by how many records there are.
         checkpoint_every: steps after which a model is kept; 0 for none.
         seed: of the first values; it protects nothing.
+        followed: whether every member takes the steps itself, of the sums that it verified, and refuses any other model. By
+            default it does wherever all that is broadcast follows from the released sums in that way, with up to 64 sites
+            (docs/decisions/0114-members-take-the-steps.md).
         recalibrate: part of the budget for a logistic regression of the class on the trained model's log odds, by which its
             last layer is changed; of two classes. 0 for none.
     """
@@ -186,6 +190,7 @@ class FedSGD(Method[FedSGDParameters]):
             "gradient_clip": parameters.gradient_clip or default_gradient_clip(outcome, convex=convex),
             "optimiser": optimiser,
             "records": parameters.records or training_records(moments, inputs.records * inputs.sites),
+            "followed": resolved_following(parameters, inputs),
         }
         return parameters.model_copy(update=filled)
 
@@ -202,6 +207,7 @@ class FedSGD(Method[FedSGDParameters]):
             count=not inputs.private,
             class_weights=parameters.class_weights not in (None, "none"),
             outcome=parameters.outcome,
+            steps=parameters.server_steps() if parameters.followed else None,
             **aligned_parameters(parameters.moments),
         )
         moments, rate = parameters.moments, float(parameters.sampling_rate)
@@ -265,6 +271,34 @@ class FedSGD(Method[FedSGDParameters]):
             applied = outcome_application(study.data, parameters.outcome, missing=parameters.missing, head=head)
             return Result(self.name, summary, arrays, applied)
         return study_result(federation, summary, parameters.missing, head, arrays, study.data.classes, before.moments)
+
+
+MOST_FOLLOWING = 64
+"""Up to how many sites they take the steps themselves where the study says nothing: each opens each sum, which takes a
+self-mask of every member off it."""
+
+
+def resolved_following(parameters: FedSGDParameters, inputs: Inputs) -> bool:
+    """Whether members take the steps themselves: by default wherever they can.
+
+    Raises:
+        ConfigurationError: it is asked for where they cannot.
+    """
+    asked = parameters.followed
+    hindrances = {
+        "a study without noise": not inputs.private,
+        "an outcome": parameters.outcome is not None,
+        "moments": parameters.moments is not None,
+        "recalibrate": bool(parameters.recalibrate),
+        "a projection as encoder": isinstance(inputs.encoder, Projection),
+    }
+    found = [what for what, holds in hindrances.items() if holds]
+    if asked and found:
+        raise ConfigurationError(
+            f"fedsgd's members cannot take the steps themselves with {found[0]}: these need more than sums and steps.",
+            "Leave followed out.",
+        )
+    return not found and inputs.sites <= MOST_FOLLOWING if asked is None else asked
 
 
 def resolved_descent(

@@ -70,6 +70,17 @@ def proof_file(database: Database, study: bytes, name: str) -> bytes:
     raise HostileInput("The proof of a result has no file of that name.")
 
 
+def release_object(database: Database, study: bytes, number: int) -> bytes:
+    """A released round as members of a study that declares its steps fetch it.
+
+    Raises:
+        HostileInput: there is none.
+    """
+    with database.reading() as connection:
+        release, total = _release(connection, study, number)
+    return pb.ReleaseObject(proof=release.to_bytes(), total=total or b"").SerializeToString()
+
+
 def _study(connection: Connection, study: bytes) -> StudyProof:
     row = connection.execute(select(STUDIES.c.object, STUDIES.c.roster).where(STUDIES.c.digest == study)).one()
     if row.roster is None:

@@ -92,6 +92,7 @@ class ObjectKind(IntEnum):
     FIXED = 5
     ANSWERS = 6
     MIRRORED = 7
+    RELEASE = 8
 
 
 class SharedMetric(IntEnum):
@@ -260,6 +261,15 @@ class AnswersObject(Message):
 
     grows: ClassVar[bool] = True
     answers: tuple[MemberAnswer, ...] = several(1, MemberAnswer, MOST_MEMBERS)
+
+
+@dataclass(frozen=True)
+class ReleaseObject(Message):
+    """A released round: what its members signed, and the sum as it was added up."""
+
+    grows: ClassVar[bool] = True
+    proof: bytes = octets(1, 64 * 1024 * 1024)
+    total: bytes = octets(2, MAX_OBJECT_BYTES)
 
 
 @dataclass(frozen=True)
