@@ -649,7 +649,7 @@ class ReleaseObject(_message.Message):
     proof: _builtins.bytes
     """canonical JSON: the file round-NNNNNN.json of a result's proof"""
     total: _builtins.bytes
-    """the sum as it was added up: the file round-NNNNNN.sum"""
+    """the sum as it opened: keys, values and errors of the words"""
     def __init__(
         self,
         *,

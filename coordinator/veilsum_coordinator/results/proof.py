@@ -31,8 +31,11 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.results.former.proof import FormerReleaseProof
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file, round_of
+from veilsum_privacy.results.sum_evidence import total_from_bytes
 from veilsum_privacy.securesum.check_words import CheckStatement, Signed, challenge
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
+from veilsum_privacy.securesum.opened_sums import opened_to_bytes
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -70,15 +73,26 @@ def proof_file(database: Database, study: bytes, name: str) -> bytes:
     raise HostileInput("The proof of a result has no file of that name.")
 
 
-def release_object(database: Database, study: bytes, number: int) -> bytes:
+def release_object(database: Database, agreed: AgreedStudy, members: int, number: int) -> bytes:
     """A released round as members of a study that declares its steps fetch it.
+
+    Args:
+        database: of the journal.
+        agreed: the study.
+        members: of its roster.
+        number: of the round.
 
     Raises:
         HostileInput: there is none.
     """
     with database.reading() as connection:
-        release, total = _release(connection, study, number)
-    return pb.ReleaseObject(proof=release.to_bytes(), total=total or b"").SerializeToString()
+        release, total = _release(connection, agreed.digest, number)
+    if not isinstance(release, ReleaseProof) or total is None:
+        raise HostileInput("The study has no such release of this version of the protocol.")
+    assignment, context = parse_assignment(release.assignment), parse_receipt(release.receipts[0].body).context
+    plan = agreed.task(assignment.label).plan(members, len(assignment.names)).encoding
+    opened = opened_to_bytes(total_from_bytes(total, plan), plan, context, release.consents)
+    return pb.ReleaseObject(proof=release.to_bytes(), total=opened).SerializeToString()
 
 
 def _study(connection: Connection, study: bytes) -> StudyProof:

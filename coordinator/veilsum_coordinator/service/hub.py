@@ -241,18 +241,19 @@ class Hub:
             if machine.roster is None or name not in machine.roster.names or followed_task(machine.agreed) is None:
                 raise HostileInput("The caller has no part in a study whose members take its steps.")
             found, data = self._objects.released.get(key, (0, b""))
-        return data if found == number else release_object(self.journal.database, key, number)
+            agreed, members = machine.agreed, len(machine.roster.names)
+        return data if found == number else release_object(self.journal.database, agreed, members, number)
 
     def keep_release(self, key: bytes, number: int) -> None:
-        """A round was released: what members fetch of it next is put together once, if it is small. Reads the database."""
+        """A round was released: what all members fetch of it next is put together once. Reads the database."""
         with self.changed:
             machine = self._entry(key).machine
-            if followed_task(machine.agreed) is None or machine.rounds[-1].plan.encoding.payload_bytes > CHUNK_BYTES // 2:
+            if followed_task(machine.agreed) is None:
                 return
-        data = release_object(self.journal.database, key, number)
-        if len(data) <= CHUNK_BYTES:
-            with self.changed:
-                self._objects.released[key] = number, data
+            agreed, members = machine.agreed, len(machine.members.fixed_roster().names)
+        data = release_object(self.journal.database, agreed, members, number)
+        with self.changed:
+            self._objects.released[key] = number, data
 
     def enclose(self, name: str, directive: pb.Directive) -> pb.Directive:
         """A directive with what its answer needs, if that is small enough to come along: it saves the participant a call."""
@@ -264,7 +265,7 @@ class Hub:
                 agreed = self._entry(directive.study).machine.agreed
                 if kind == pb.OBJECT_KIND_BROADCAST and directive.round > 1 and followed_task(agreed) is not None:
                     number, data = self._objects.released.get(bytes(directive.study), (0, b""))
-                    if number == directive.round - 1:  # members make the broadcast of it
+                    if number == directive.round - 1 and len(data) <= CHUNK_BYTES:  # members make the broadcast of it
                         directive.object = data
                     return directive
                 found = self.pieces(name, kind, directive.study, directive.round, directive.attempt)

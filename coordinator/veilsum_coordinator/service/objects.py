@@ -30,7 +30,7 @@ class Objects:
     """Serialises what participants fetch; what is the same for all members of a study, once.
 
     Attributes:
-        released: number and object of the last release, of studies whose members take the steps, if it is small.
+        released: number and object of the last release, of studies whose members take the steps.
     """
 
     def __init__(self) -> None:

@@ -265,7 +265,7 @@ class AnswersObject(Message):
 
 @dataclass(frozen=True)
 class ReleaseObject(Message):
-    """A released round: what its members signed, and the sum as it was added up."""
+    """A released round: what its members signed, and the sum as it opened."""
 
     grows: ClassVar[bool] = True
     proof: bytes = octets(1, 64 * 1024 * 1024)

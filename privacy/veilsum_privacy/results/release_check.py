@@ -8,7 +8,7 @@ valid at some time of the study's life.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ from veilsum_privacy.ledger.receipts import (
 )
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.proof_files import ReleaseProof, release_digest, round_file
-from veilsum_privacy.results.sum_evidence import verify_evidence
+from veilsum_privacy.results.sum_evidence import verify_evidence, verify_opened
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study.study import Study
@@ -156,14 +156,14 @@ class ReleaseRules:
         return self._round
 
     def follow(self, proof: ReleaseProof) -> CheckedRelease:
-        """Check the next release, of which nothing is known but its proof.
+        """Check the next release, of which nothing is known but its proof, whose total is the sum as it opened.
 
         Raises:
             ProofFault: the first thing that is wrong.
         """
         where = round_file(self._round + 1)
         assignment, task = self._assignment(where, self._round + 1, None, proof.assignment)
-        values, receipts, digest = self._opened(where, assignment, task, proof)
+        values, receipts, digest = self._opened(where, assignment, task, proof, verify=verify_opened)
         return self._passed(assignment, task, values, digest, receipts)
 
     def _passed(
@@ -182,7 +182,13 @@ class ReleaseRules:
         return CheckedRelease(assignment, task, values, digest, numbers, decryptors)
 
     def _opened(
-        self, where: str, assignment: Assignment, task: AgreedTask, proof: ReleaseProof, named: bytes | None = None
+        self,
+        where: str,
+        assignment: Assignment,
+        task: AgreedTask,
+        proof: ReleaseProof,
+        named: bytes | None = None,
+        verify: Callable[..., Integers] = verify_evidence,
     ) -> tuple[Integers, list[Receipt], bytes]:
         """The values that the sum opens to, whoever says what of them; with receipts and digest."""
         checked = self._checked
@@ -192,7 +198,7 @@ class ReleaseRules:
         receipts, coordinator = self._receipts(where, assignment, plan, context, proof, 6)
         cohort = [checked.roster.member(name).identity for name in assignment.names]
         with part(where, "The sum does not hold:"):
-            values = verify_evidence(proof.evidence, plan.encoding, checked.digest, context, cohort, coordinator)
+            values = verify(proof.evidence, plan.encoding, checked.digest, context, cohort, coordinator)
             digest = self._digest(assignment, values, named)
         return values, receipts, digest
 

@@ -6,7 +6,7 @@ opens it, and finds the same words or refuses for the same reason, wherever that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,15 +114,20 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
         raise HostileInput("A sum needs the consent of every member of its cohort.")
     check_contribution(total, plan)
     keys = open_keys(total.share, plan.ring, context, consents)
-    products = KeyProducts(keys, plan.ring) if is_installed() else IntegerProducts(keys, plan.ring)
     words = np.empty(plan.words, dtype=np.uint64)
     prime = np.uint64(plan.ring.prime)
-    for first, count, part in batches(plan.words, plan.ring):
-        pads = products.times(common_polynomials(context, plan.ring, first, count)).reshape(-1)[: part.stop - part.start]
+    for part, pads in key_pads(keys, plan, context):
         phase = total.coefficients[part] + prime - pads
         phase -= prime * (phase >= prime)
         words[part] = _rounded(phase, plan.ring, plan.cohort)
     return words
+
+
+def key_pads(keys: Integers, plan: OneTimePlan, context: bytes) -> Iterator[tuple[slice, Words]]:
+    """The products of the common polynomials and a sum of keys (N,), below q: some words' places, and as many numbers."""
+    products = KeyProducts(keys, plan.ring) if is_installed() else IntegerProducts(keys, plan.ring)
+    for first, count, part in batches(plan.words, plan.ring):
+        yield part, products.times(common_polynomials(context, plan.ring, first, count)).reshape(-1)[: part.stop - part.start]
 
 
 def _rounded(phase: Words, ring: RingParameters, members: int) -> Words:
