@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
 from veilsum_deploy.login.issuer import LoginServiceConfig
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.settings.config import ParticipantConfig
 
 SCHEMA = Path(__file__).parent / "veilsum" / "values.schema.json"
 

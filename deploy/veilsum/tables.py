@@ -23,8 +23,8 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_node.phrases import counted
 from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
-from veilsum_participant.dataset_config import declared
-from veilsum_participant.query import Source
+from veilsum_participant.settings.dataset_config import declared
+from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import DatasetSchema
 
 SUFFIXES = (".csv", ".data", ".parquet", ".pq", ".npz")
@@ -81,7 +81,7 @@ def read_sites(
         site_column: names the site of each record; needed for a file, and only for that.
         subject: a further column, which tells whose record each is.
         least: fewest files of a folder.
-        dialect: how its files are written (:func:`veilsum_participant.dataset_config.declared`).
+        dialect: how its files are written (:func:`veilsum_participant.settings.dataset_config.declared`).
 
     Raises:
         DataError: a file or column is missing or unreadable, a record names no site, or there are fewer than two sites.

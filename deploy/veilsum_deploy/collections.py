@@ -22,7 +22,7 @@ from veilsum_deploy.datasets import Rows, TableWithSchema, read_dataset
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.dataset_config import declared
+from veilsum_participant.settings.dataset_config import declared
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 
@@ -117,7 +117,7 @@ def own_sites(
         site_column: the file's column that names the site of each record; without ``domain_column`` each site is a domain.
         domain_column: the file's column that names the domain of each record.
         subject: a further column, which tells whose record each is.
-        dialect: how its files are written (:func:`veilsum_participant.dataset_config.declared`).
+        dialect: how its files are written (:func:`veilsum_participant.settings.dataset_config.declared`).
 
     Raises:
         DataError: a file or column is missing or unreadable, a record names no site or domain, there are fewer than two, or

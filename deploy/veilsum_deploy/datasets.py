@@ -26,7 +26,7 @@ from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.table import Table
-from veilsum_participant.query import Source
+from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records

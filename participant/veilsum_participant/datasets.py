@@ -6,14 +6,15 @@ What reads them is handed to a site: :class:`veilsum_participant.data.local.Loca
 
 from __future__ import annotations
 
+import hmac
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, VeilsumError
-from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.query import Images, Source, SourceQuery, is_npz
+from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
+from veilsum_participant.settings.query import Images, Source, SourceQuery, is_npz
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -30,6 +31,21 @@ DAY = 86400.0
 
 Batches: TypeAlias = Generator[Records, None, bytes | None]
 """Records in batches; at their end, of a query, the digest of all of them (32 bytes)."""
+
+
+SNAPSHOT_PURPOSE = "snapshot"
+
+
+def keyed_snapshot(digest: bytes, key: bytes, context: bytes) -> bytes:
+    """HMAC-SHA256 of a release's context (32 bytes) and the digest of its records, under the site's secret (32 bytes).
+
+    The site can make it again, and it tells nobody else anything: a ledger is exported, and whoever knows all records but one
+    could try a plain hash. Two releases of the same records do not show that nothing changed between them.
+
+    Args:
+        digest: 32 bytes; or none, for records that could not be read to their end.
+    """
+    return hmac.digest(key, context + digest, "sha256")
 
 
 def record_bytes(schema: DatasetSchema) -> int:
@@ -194,7 +210,7 @@ class Datasets(ABC):
         """Whether an offered dataset can be read under a schema, told without reading a record of it.
 
         The schema's columns are among those that the site states, where it has to
-        (:func:`veilsum_participant.policy.column_faults`).
+        (:func:`veilsum_participant.protocol.policy.column_faults`).
 
         Raises:
             Unavailable: its database is away.

@@ -16,7 +16,7 @@ from analyst.worlds import SITES, WIDTH, Seen, World
 from support.federation import TestBed
 from support.hostile import encoded
 from veilsum_node.errors import HostileInput, Refusal, VeilsumError
-from veilsum_participant.policy import study_faults
+from veilsum_participant.protocol.policy import study_faults
 from veilsum_privacy.computation.contribution import Evaluations, SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
 from veilsum_privacy.mechanism.noise import CENTRE_BITS

@@ -15,7 +15,7 @@ from support.federation import DATASET, TestBed, make_bed, open_test_site
 from support.hostile import Adversary, Said, encoded
 from support.randomness import SeededRandom
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant.observer import SiteObserver
+from veilsum_participant.site import SiteObserver
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.entries import Entry
 from veilsum_privacy.ledger.receipts import parse_receipt

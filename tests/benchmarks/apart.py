@@ -25,7 +25,7 @@ def measured(records: int, apart: bool) -> dict[str, float]:
     from support.federation import DATASET, make_bed, make_data, make_request, schema_of
     from support.hostile import Adversary, altered
     from veilsum_participant.data.local import LocalDatasets
-    from veilsum_participant.dataset_config import DatasetConfig
+    from veilsum_participant.settings.dataset_config import DatasetConfig
     from veilsum_participant.worker.remote import WorkerDatasets
     from veilsum_participant.worker.starting import ProcessStarter
 

@@ -23,9 +23,9 @@ from benchmarks.memory import peak
 from support.neighbours import Setting, moments_parameters
 from support.postgres import server
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import BATCH, record_bytes
-from veilsum_participant.query import Source, SourceQuery
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import Source, SourceQuery
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from support.postgres import server
 from veilsum_participant.data import load_records
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.query import Dialect, Source, SourceQuery, TextFile
+from veilsum_participant.settings.query import Dialect, Source, SourceQuery, TextFile
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 RECORDS, QUICK = 1_000_000, 50_000

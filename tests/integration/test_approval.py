@@ -25,12 +25,12 @@ from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.cli.participant import waiting_fields, waiting_row
-from veilsum_participant.config import Policy
 from veilsum_participant.protocol import approval, budgets
 from veilsum_participant.protocol.approval import approve, decline, shown_study, waiting_studies
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.session.client import record_policy
+from veilsum_participant.settings.config import Policy
 from veilsum_participant.site import Site
 from veilsum_participant.store.pending import PENDING
 from veilsum_privacy.ledger import Kind, read_export, verify_ledger

@@ -24,10 +24,10 @@ from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol import budgets
 from veilsum_participant.protocol.budgets import remaining
 from veilsum_participant.protocol.membership import Membership
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.store.tables import METADATA, create_tables
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.study import Study, study_digest

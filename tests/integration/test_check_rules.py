@@ -20,12 +20,11 @@ from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Credentials, Label
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.datasets import Datasets
-from veilsum_participant.observer import SiteObserver, Stage
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.openings import Consent, Shown
 from veilsum_participant.protocol.recovery import give_up_restored
-from veilsum_participant.site import Site
+from veilsum_participant.site import Site, SiteObserver, Stage
 from veilsum_participant.store.attempts import AttemptState, add_attempt, attempts_in, change_attempt
 from veilsum_participant.store.peers import keep_peers, peer_numbers
 from veilsum_participant.store.studies import StudyState, change_study, find_study

@@ -528,7 +528,7 @@ def test_the_ledger_is_searched_verified_and_compared(attack: Adversary, tmp_pat
     assert "agree with the export" in compare(whole)
     assert "does not verify" in compare(whole.replace("covered by the vote", "covered by the note"))
     assert "Verified" not in compare("junk")
-    from veilsum_participant.ledgers import open_source
+    from veilsum_participant.checks.ledgers import open_source
 
     with open_source(export) as copy:
         assert copy.head() == site.ledger.head()

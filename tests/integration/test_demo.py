@@ -26,8 +26,8 @@ from veilsum_deploy.demo.directory import MARKER, claim
 from veilsum_deploy.demo.hospitals import HOSPITALS, packaged_hospitals
 from veilsum_node.errors import StateError
 from veilsum_node.process.confinement import offered
+from veilsum_participant.checks.ledgers import open_source
 from veilsum_participant.data import load_records
-from veilsum_participant.ledgers import open_source
 from veilsum_privacy.ledger import Kind
 
 DEMO = [str(Path(sys.executable).with_name("veilsum")), "demo"]

@@ -19,7 +19,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.provision import install, prepare
-from veilsum_participant.config import Policy
+from veilsum_participant.settings.config import Policy
 from veilsum_privacy.ledger.entries import Kind
 
 NAMES = "abc"

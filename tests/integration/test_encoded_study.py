@@ -16,8 +16,8 @@ from support.hostile import Adversary
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.data import encoders as encoders_module
 from veilsum_participant.data import local as local_module
-from veilsum_participant.dataset_config import EncoderConfig
-from veilsum_participant.policy import term_faults
+from veilsum_participant.protocol.policy import term_faults
+from veilsum_participant.settings.dataset_config import EncoderConfig
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, parse_study

@@ -25,7 +25,7 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import UnreachableError, probe_tls
 from veilsum_participant.boundary.front import ObjectKind, Status
 from veilsum_participant.checks import CheckOutcome, SiteCheck
-from veilsum_participant.open_studies import check_certificates, load_open_study
+from veilsum_participant.protocol.open_studies import check_certificates, load_open_study
 from veilsum_participant.session.channel import UndeliveredError
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import enrol

@@ -26,8 +26,8 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.boundary.front import Answer, Directive, GiveConsent
 from veilsum_participant.front.channel import GrpcChannel
-from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.contributions import Contributions
+from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.session.workers import MOST_WORKERS, WAITING, Workers
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub

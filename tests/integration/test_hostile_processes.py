@@ -22,8 +22,8 @@ from support.victims import Running, as_ordinary_user, folder, give, interpreter
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.process.confinement import offered
 from veilsum_participant.boundary.framing import pair
-from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.roles import torch_worker
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.roles import torch_worker
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from support.federation import DATASET, TestBed, make_bed, make_data, make_reque
 from veilsum_participant.checks.snapshots import compare_snapshots
 from veilsum_participant.data import local as local_module
 from veilsum_participant.data.snapshot import records_digest
-from veilsum_participant.dataset_config import DatasetConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.study.study import Unit
 

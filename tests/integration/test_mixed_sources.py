@@ -21,7 +21,7 @@ from support.processes import Processes
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_participant.cli.participant import app
-from veilsum_participant.dataset_config import DatasetConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema

@@ -21,7 +21,7 @@ from support.postgres import server
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.sources import query_rows, read_table
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
 

@@ -30,13 +30,13 @@ from veilsum_node.errors import ConfigurationError, DataError, StateError, Unava
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.checks.snapshots import compare_snapshots
 from veilsum_participant.cli.participant import app
-from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_structure, sources
 from veilsum_participant.data import local as local_module
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.config import load_participant_config
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import SourceQuery
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn

@@ -30,8 +30,8 @@ from veilsum_coordinator.results.retirement import (
 from veilsum_coordinator.service.runner import Supervisor
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.telemetry.logs import LogSettings, start_logging
-from veilsum_participant.config import RetentionConfig
 from veilsum_participant.protocol.membership import Membership
+from veilsum_participant.settings.config import RetentionConfig
 from veilsum_participant.store.kept import KEPT
 from veilsum_participant.store.studies import STUDIES as SITE_STUDIES
 from veilsum_privacy.ledger import LedgerReader

@@ -19,11 +19,10 @@ from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant import site as remembered
 from veilsum_participant.datasets import Datasets
-from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions, payloads
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.payloads import Payload
-from veilsum_participant.site import Site, Tried
+from veilsum_participant.site import AttemptOutcome, Site, SiteObserver, Stage, Tried
 from veilsum_participant.store.attempts import ATTEMPTS, AttemptState, add_attempt, change_attempt
 from veilsum_participant.store.kept import STATES, find_kept
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers

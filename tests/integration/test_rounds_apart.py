@@ -19,9 +19,9 @@ from veilsum_node.errors import Unavailable
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.checks.snapshots import compare_snapshots
 from veilsum_participant.data.local import LocalDatasets
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import Datasets
 from veilsum_participant.protocol import payloads
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_privacy.study.study import Unit
 

@@ -28,13 +28,13 @@ from support.federation import DATASET, make_bed, make_data, make_request
 from support.tables import SCHEMA, rows_of
 from support.tools import need_tool
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
-from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_dataset, check_structure, csv_files, load_records
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import comes_in_batches
-from veilsum_participant.query import Bucket
+from veilsum_participant.settings.config import load_participant_config
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import Bucket
 from veilsum_privacy.tasks.base import join_batches
 
 ODD = b"\n".join(

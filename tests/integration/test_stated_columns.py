@@ -23,8 +23,8 @@ from veilsum_participant.data.formats import CHECK_FORMAT
 from veilsum_participant.data.reader import Found
 from veilsum_participant.data.sources import found_columns
 from veilsum_participant.data.table import check_found
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 
 MRN = "MRN5279348"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
-from veilsum_participant.dataset_config import DatasetConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_privacy.study.study import Unit
 
 PEOPLE, VISITS = 4, 5

@@ -21,7 +21,7 @@ from veilsum_participant.checks import SiteCheck
 from veilsum_participant.data import check_dataset
 from veilsum_participant.data.quality import count_cells, most_unmatched
 from veilsum_participant.data.sources import opened
-from veilsum_participant.dataset_config import DatasetConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 

@@ -26,19 +26,18 @@ from sqlalchemy.util import LRUCache
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.process.hardening import allow_files
-from veilsum_participant import open_studies
 from veilsum_participant.boundary.calls import Direct
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind, StudyObject
-from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.front import channel as wire
 from veilsum_participant.front.answering import Front, told
-from veilsum_participant.observer import SiteObserver
-from veilsum_participant.protocol import membership
+from veilsum_participant.protocol import membership, open_studies
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.session import client as sessions
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.client import Client, open_site
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.site import SiteObserver
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_proto import federation_pb2 as pb
 

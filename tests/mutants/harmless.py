@@ -93,7 +93,7 @@ HARMLESS: dict[str, str] = {
     f"{_OUTCOMES}.predictor: np.minimum(logarithm, math.log(most)) -> np.minimum(math.log(most), logarithm)": _EITHER,
     f"{_OUTCOMES}._outcomes: np.maximum(number.low + (scaled + 1.0) * half, 0.0) "
     "-> np.maximum(0.0, number.low + (scaled + 1.0) * half)": _EITHER,
-    f"{_PARTICIPANT}/policy.py::_epsilon_faults: cost > privacy.epsilon * (1 + 1e-09) "
+    f"{_PARTICIPANT}/protocol/policy.py::_epsilon_faults: cost > privacy.epsilon * (1 + 1e-09) "
     "-> cost >= privacy.epsilon * (1 + 1e-09)": _TOLERANCE,
     f"{_PARTICIPANT}/protocol/budgets.py::_price: noise.kind == 'distributed' -> noise.kind != 'distributed'": (
         "the two are told apart either way"

@@ -79,7 +79,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "coordinator/veilsum_coordinator/storage/long_values.py": ("tests/integration/test_long_values.py",),
     "coordinator/veilsum_coordinator/parts/federation.py": ("tests/unit/test_long_arrays.py",),
     "participant/veilsum_participant/data/duck.py": ("tests/unit/test_sources.py", "tests/unit/test_stream.py"),
-    "participant/veilsum_participant/policy.py": ("tests/unit/test_policy.py", "tests/unit/test_noise_shares.py"),
+    "participant/veilsum_participant/protocol/policy.py": ("tests/unit/test_policy.py", "tests/unit/test_noise_shares.py"),
     "participant/veilsum_participant/protocol/limits.py": ("tests/unit/test_round_limits.py",),
     "participant/veilsum_participant/protocol/budgets.py": ("tests/unit/test_promised_releases.py",),
 }

@@ -15,9 +15,9 @@ from veilsum_coordinator.storage.outage import Outage
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.identity import Credentials
 from veilsum_node.randomness import RandomSource
-from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.mirror import Mirror

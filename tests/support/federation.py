@@ -20,11 +20,11 @@ from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.identity import Credentials, Label, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.local import LocalDatasets
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_ledger
+from veilsum_participant.settings.config import ParticipantConfig, Policy
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.site import Site
 from veilsum_privacy.computation.contribution import Graphs
 from veilsum_privacy.ledger.mirror import Mirror

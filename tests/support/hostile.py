@@ -25,8 +25,8 @@ from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials, Label
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.protocol.openings import Shown
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.store.attempts import (

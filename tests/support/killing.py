@@ -23,8 +23,8 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive
-from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_proto import federation_pb2 as pb
 
 WRITES = ("INSERT", "UPDATE", "DELETE")

@@ -22,7 +22,7 @@ from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.transport.connection import split_address
 from veilsum_node.transport.route import Route, RouteSettings
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.settings.config import ParticipantConfig
 
 GOOD = [
     ("coordinator.example:8461", "coordinator.example", 8461),

@@ -14,7 +14,7 @@ import yaml
 from support.tools import need_tool
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import RefusalCode
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.settings.config import ParticipantConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -22,10 +22,10 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.directory import sign_directory
 from veilsum_node.identity.provision import make_kit, prepare
+from veilsum_participant.checks.ledgers import Checked, read_audit
 from veilsum_participant.cli.audit import SiteAudit
-from veilsum_participant.config import load_participant_config
-from veilsum_participant.ledgers import Checked, read_audit
 from veilsum_participant.session.client import open_ledger, open_site
+from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.store.studies import add_study
 from veilsum_privacy.audit.report import AuditReport
 from veilsum_privacy.audit.signed import read_report, sign_report

@@ -16,7 +16,7 @@ from veilsum_node.config import load_toml
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, SigningKey, verify_certificate
 from veilsum_node.process.starters import EXAMPLE_ADDRESS, write_starter
-from veilsum_participant.config import Policy, load_participant_config
+from veilsum_participant.settings.config import Policy, load_participant_config
 from veilsum_privacy.tasks import TASKS
 
 

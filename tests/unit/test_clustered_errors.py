@@ -22,9 +22,9 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_coordinator.parts.clustered_errors import SCORES
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
-from veilsum_participant.config import ParticipantConfig, Policy
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.policy import study_faults
+from veilsum_participant.protocol.policy import study_faults
+from veilsum_participant.settings.config import ParticipantConfig, Policy
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy

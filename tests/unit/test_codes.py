@@ -29,10 +29,10 @@ from veilsum_participant.applying.recipe import parse_recipe
 from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.data import FindingKind, check_dataset, check_structure, load_records
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.drafting.dictionary import draft_dictionary
 from veilsum_participant.drafting.records import LEAST, draft_records
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.codes import SYSTEMS, TABLES, Groups
 from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema

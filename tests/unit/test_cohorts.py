@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilsum_participant.config import Policy
 from veilsum_participant.protocol.cohorts import _possible, difference
+from veilsum_participant.settings.config import Policy
 
 A, B, C, D, E = (f"{number:x}" * 64 for number in range(1, 6))
 EARLIER = {"a": A, "b": B, "c": C, "d": D}

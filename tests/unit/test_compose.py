@@ -18,7 +18,7 @@ from veilsum.compile import load_study_request
 from veilsum_coordinator.protocol.settings import load_coordinator_config
 from veilsum_deploy.provision import provision
 from veilsum_node.errors import ConfigurationError, Misuse, StateError
-from veilsum_participant.config import load_participant_config
+from veilsum_participant.settings.config import load_participant_config
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILE = DEPLOY / "compose.yaml"

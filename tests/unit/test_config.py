@@ -14,7 +14,7 @@ from veilsum_coordinator.protocol.settings import load_coordinator_config
 from veilsum_node.config import did_you_mean, explain, load_toml, located, nearest, validate
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
-from veilsum_participant.config import ParticipantConfig, Policy, load_participant_config
+from veilsum_participant.settings.config import ParticipantConfig, Policy, load_participant_config
 from veilsum_privacy.study.schema_file import load_schema
 
 

@@ -14,7 +14,7 @@ from veilsum_node.errors import DataError
 from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.data import FindingKind, check_dataset, load_records, table
 from veilsum_participant.data.check import PerPerson
-from veilsum_participant.dataset_config import DatasetConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 

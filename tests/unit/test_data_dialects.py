@@ -22,8 +22,8 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data import check_dataset, check_structure, csv_files, lines, load_records
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import COMPRESSIONS, ENCODINGS, PLAIN, Dialect, SourceQuery, TextFile
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import COMPRESSIONS, ENCODINGS, PLAIN, Dialect, SourceQuery, TextFile
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

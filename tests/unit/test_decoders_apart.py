@@ -152,7 +152,7 @@ def test_what_a_nursery_says_is_of_one_size(folder: Path, lie: str) -> None:
 def test_images_are_read_by_whoever_is_said_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
 
-    from veilsum_participant.query import Images
+    from veilsum_participant.settings.query import Images
 
     asked: list[object] = []
 

@@ -22,10 +22,10 @@ from support.gradient_sums import clipped_gradient_sum, engine_sum
 from veilsum_deploy.cli import simulate as command
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_participant.checks import CheckOutcome, SiteCheck
-from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.encoders import ProgramEncoder
 from veilsum_participant.data.programs import read_program
 from veilsum_participant.session.client import open_site
+from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import batches, device
 from veilsum_privacy.training.arrays import flatten, load

@@ -21,12 +21,12 @@ from veilsum_node.identity.files import read_file
 from veilsum_node.identity.provision import Kit, install, make_kit, prepare
 from veilsum_node.identity.record import Issued
 from veilsum_node.identity.tls import Credentials
-from veilsum_participant.config import ParticipantConfig, Policy
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.directory import confirm, confirmed_path, given_directory, with_pins
-from veilsum_participant.open_studies import check_directory
 from veilsum_participant.protocol.approval import SignedStudy, verify_study
+from veilsum_participant.protocol.open_studies import check_directory
 from veilsum_participant.session.client import open_site
+from veilsum_participant.settings.config import ParticipantConfig, Policy
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.directory import confirm, confirmed_path, given_directory, with_pins
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.study.study import study_digest
 

@@ -80,6 +80,13 @@ def test_a_method_is_read_in_the_files_that_its_row_names() -> None:
             assert (ROOT / "aggregation" / "veilsum_aggregation" / f"{formulas}.py").exists(), name
 
 
+def test_participant_has_rooms_and_at_most_four_loose_modules() -> None:
+    room = ROOT / "participant" / "veilsum_participant"
+    assert len([file for file in room.glob("*.py") if file.name != "__init__.py"]) <= 4
+    named = re.findall(r"participant<br>([\w, ]+)", METHODS_PAGE)[0].split(", ")
+    assert {*named, "migrations"} == {file.parent.name for file in room.glob("*/__init__.py")}
+
+
 def _own(module: str) -> list[str]:
     """Modules of the coordinator's methods and parts that a module imports itself."""
     rooms = ("veilsum_coordinator.parts.", "veilsum_coordinator.methods.")

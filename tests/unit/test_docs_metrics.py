@@ -20,7 +20,7 @@ from veilsum_node.identity import Authority
 from veilsum_node.storage import Storage
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.refresh import Refreshed
-from veilsum_participant.config import ParticipantConfig, ShareGroup
+from veilsum_participant.settings.config import ParticipantConfig, ShareGroup
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.ledger.metrics import read_mirror

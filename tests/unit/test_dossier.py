@@ -27,7 +27,7 @@ from support.ledgers import GRID, Trial, open_ledger
 from veilsum_node.database import Database
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.phrases import counted
-from veilsum_participant.ledgers import check
+from veilsum_participant.checks.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
 from veilsum_privacy.dossier.charts import MOST_BARS, ticks
 from veilsum_privacy.dossier.page import CODES, MOST_ROWS, refusal_rows, release_rows

@@ -20,11 +20,11 @@ from torch import nn
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.checks import CheckOutcome, SiteCheck
-from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import encoders
 from veilsum_participant.data.encoders import ProgramEncoder, find_encoder, load_encoder
-from veilsum_participant.dataset_config import EncoderConfig
-from veilsum_participant.encoder_files import file_digest
+from veilsum_participant.settings.config import load_participant_config
+from veilsum_participant.settings.dataset_config import EncoderConfig
+from veilsum_participant.settings.encoder_files import file_digest
 from veilsum_privacy.study.encoder import MAX_INPUTS, Program, Projection, check_projection, projection_digest
 
 

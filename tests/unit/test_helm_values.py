@@ -21,7 +21,7 @@ from support.charts import (
     render,
 )
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
-from veilsum_participant.config import ParticipantConfig, load_participant_config
+from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
 
 CHART_NAMES = {"app.kubernetes.io/name": "veilsum"}
 MONITORING = {"kubernetes.io/metadata.name": "monitoring"}

@@ -17,11 +17,11 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, ge
 
 from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_participant.checks import CheckOutcome, SiteCheck
-from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.images import read_image
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.query import Images, SourceQuery, pixel_names
+from veilsum_participant.settings.config import load_participant_config
+from veilsum_participant.settings.query import Images, SourceQuery, pixel_names
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -24,7 +24,7 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.maps import Apply, Made, Prepare, Train
-from veilsum_participant.dataset_config import EncoderConfig
+from veilsum_participant.settings.dataset_config import EncoderConfig
 from veilsum_participant.worker import elsewhere as elsewhere_module
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
 from veilsum_participant.worker.remote import WorkerDatasets

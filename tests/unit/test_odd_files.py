@@ -25,7 +25,7 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data import csv_files, lines, load_records
 from veilsum_participant.data.sources import opened, read_table
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.query import Dialect, Source, SourceQuery, TextFile
+from veilsum_participant.settings.query import Dialect, Source, SourceQuery, TextFile
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
 
 ODD = settings(

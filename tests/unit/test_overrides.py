@@ -15,7 +15,7 @@ from support.commands import veilsum
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config, read_coordinator_settings
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.overrides import Loaded, effective, load_settings, set_variables
-from veilsum_participant.config import ParticipantConfig, load_participant_config
+from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
 
 SITE = """coordinator = "localhost:1"
 log = "site.log"

@@ -20,8 +20,6 @@ from support.hostile import altered
 from support.ledgers import any_receipt, open_ledger, ticking
 from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol.budgets import (
     budget_faults,
     promised,
@@ -30,6 +28,8 @@ from veilsum_participant.protocol.budgets import (
     releases_used,
     remaining,
 )
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import AttemptState, add_attempt, tally
 from veilsum_participant.store.pending import PendingState, add_pending

@@ -35,8 +35,8 @@ from veilsum_participant.boundary.reader import (
     WorkerFault,
 )
 from veilsum_participant.data.local import LocalDatasets
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import Datasets
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.worker.remote import WorkerDatasets, offered_bytes
 from veilsum_participant.worker.rows import opened_rows, sealed_rows
 from veilsum_participant.worker.starting import Child, ProcessStarter

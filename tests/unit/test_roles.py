@@ -9,9 +9,9 @@ import pytest
 
 from veilsum_node.process.confinement import Bounds, Offered, reach_fault
 from veilsum_node.transport.route import Proxy, Route
-from veilsum_participant import roles
 from veilsum_participant.checks import CheckOutcome, site_check
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.settings import roles
+from veilsum_participant.settings.config import ParticipantConfig
 
 FILE = {"path": Path("/srv/records/a.csv")}
 QUERY = {"source": "sql", "query": "select 1", "columns": ("a",), "joined": False}

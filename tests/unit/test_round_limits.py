@@ -17,8 +17,8 @@ from support.hostile import altered
 from support.studies import agreed
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_node.errors import RefusalCode
-from veilsum_participant.config import Policy
 from veilsum_participant.protocol.limits import FACTORS, count_faults, kept_weights, weight_faults
+from veilsum_participant.settings.config import Policy
 from veilsum_participant.store.attempts import AttemptState, add_attempt
 from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.study.study import Study

@@ -18,7 +18,7 @@ from veilsum.access import resolve_access
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.overrides import PREFIX
 from veilsum_node.transport.route import Proxy, Route, UnreachableError, plan_route, unused_proxy_variables
-from veilsum_participant.config import load_participant_config
+from veilsum_participant.settings.config import load_participant_config
 
 BASE = 'coordinator = "coordinator.example:8461"\n{keys}\n[datasets.records]\npath = "records.csv"\n'
 VARIABLES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "grpc_proxy", "GRPC_ADDRESS_HTTP_PROXY", "no_proxy", "NO_PROXY")

@@ -18,7 +18,7 @@ from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.shared import KEPT_SECONDS, MOST_LABELS, MOST_PARTICIPANTS, STEPS, SharedMetrics, read_report
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity
-from veilsum_participant.observer import SiteStep
+from veilsum_participant.site import SiteStep
 from veilsum_proto import federation_pb2 as pb
 
 HONEST = [

@@ -10,7 +10,7 @@ from support.federation import make_request, schema_of
 from veilsum_deploy.cli.additions import asked_study
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
-from veilsum_participant.config import load_participant_config
+from veilsum_participant.settings.config import load_participant_config
 from veilsum_privacy.study.schema import NumberColumn
 
 

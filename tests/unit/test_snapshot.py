@@ -11,7 +11,7 @@ import pytest
 
 from veilsum_node.identity.signatures import SigningKey
 from veilsum_participant.data.snapshot import records_digest
-from veilsum_participant.snapshot import snapshot
+from veilsum_participant.datasets import keyed_snapshot
 from veilsum_privacy.tasks.base import Records
 
 
@@ -62,8 +62,13 @@ def test_one_record_alone_by_hand() -> None:
 def test_nobody_without_the_sites_key_can_try_a_guess() -> None:
     key, other = SigningKey.generate(), SigningKey.generate()
     digest, context = records_digest(make_records()), bytes(range(32))
-    told = snapshot(digest, key.secret("snapshot"), context)
+    told = keyed_snapshot(digest, key.secret("snapshot"), context)
     assert told == hmac.new(key.secret("snapshot"), context + digest, hashlib.sha256).digest()
-    assert told == snapshot(digest, SigningKey.from_pem(key.to_pem()).secret("snapshot"), context)
-    assert len({told, snapshot(digest, other.secret("snapshot"), context), snapshot(digest, key.secret("x"), context)}) == 3
-    assert told != snapshot(digest, key.secret("snapshot"), bytes(32)), "unchanged records show in no two entries"
+    assert told == keyed_snapshot(digest, SigningKey.from_pem(key.to_pem()).secret("snapshot"), context)
+    assert (
+        len(
+            {told, keyed_snapshot(digest, other.secret("snapshot"), context), keyed_snapshot(digest, key.secret("x"), context)}
+        )
+        == 3
+    )
+    assert told != keyed_snapshot(digest, key.secret("snapshot"), bytes(32)), "unchanged records show in no two entries"

@@ -17,11 +17,11 @@ import pytest
 
 from support.tables import SCHEMA, groups_of, rows_of
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
-from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_dataset, check_structure, load_records, sources
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.config import load_participant_config
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema import DateColumn
 
 ROWS = [("p1", 60.0, "Köln", "0"), ("p2", 61.5, "Ulm", "1"), ("p1", 62.0, None, "1"), ("p3", None, "Ulm", "0")]

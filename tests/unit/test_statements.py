@@ -18,8 +18,8 @@ from veilsum.request import StudyRequest, load_study_request
 from veilsum_coordinator.service.runner import study_fields
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
-from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
-from veilsum_participant.policy import study_faults
+from veilsum_participant.protocol.policy import study_faults
+from veilsum_participant.settings.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_privacy.study.study import STATEMENTS, Statement, Study, parse_study, study_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy
 

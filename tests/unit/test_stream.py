@@ -33,7 +33,7 @@ from veilsum_participant.data.reader import SourcePart
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.datasets import comes_in_batches
-from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
+from veilsum_participant.settings.query import Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -459,7 +459,7 @@ import sys, threading, time
 from pathlib import Path
 from veilsum_participant.data import csv_files, duck
 from veilsum_participant.data.reader import RowRequest
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.query import SourceQuery
 
 csv_files.BATCH = 1 << 16
 begun = threading.Event()

@@ -14,7 +14,7 @@ from veilsum_node.identity.directory import parse_directory, sign_directory
 from veilsum_node.identity.provision import Kit, install, make_kit, prepare, prepare_transport
 from veilsum_node.identity.tls import load_transport, transport_folder
 from veilsum_participant.checks import CheckOutcome, SiteCheck
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import enrol, verify_enrolment
 

@@ -24,8 +24,8 @@ from veilsum_node.database import Database, open_database
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
 from veilsum_node.migration import scripts
-from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.session.client import open_site
+from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.store.populations import COHORTS
 from veilsum_participant.store.tables import create_tables
 from veilsum_privacy.backup.backup import BackupOwner, back_up

@@ -17,7 +17,7 @@ import pytest
 
 from veilsum_participant.data import load_records
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.query import Source, SourceQuery
+from veilsum_participant.settings.query import Source, SourceQuery
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 VALUE = 0.40625  # within [-1, 1], which features are too, so that it is the same number all the way

@@ -19,11 +19,11 @@ from veilsum_node.database import open_database
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant.config import BudgetConfig, ParticipantConfig, Policy
 from veilsum_participant.data.sources import reader_of
-from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig, named_in_records
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_site
+from veilsum_participant.settings.config import BudgetConfig, ParticipantConfig, Policy
+from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig, named_in_records
 from veilsum_privacy.ledger.mirror import Mirror
 
 DELTA = 1e-5

@@ -16,7 +16,7 @@ from veilsum_node.phrases import counted
 from veilsum_node.process.check import Check, CheckOutcome, storage_checks
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.logs import printable
-from veilsum_participant.ledgers import open_source
+from veilsum_participant.checks.ledgers import open_source
 
 Look = Callable[[], list[Check]]
 """Makes a check; raises no :class:`VeilsumError`, and can be called in a thread of its own."""

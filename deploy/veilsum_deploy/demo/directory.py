@@ -29,7 +29,7 @@ LARGEST_EPSILON = 3.0
 
 @dataclass(frozen=True)
 class Terms:
-    """What every hospital of a demo agrees to; see :class:`~veilsum_participant.config.Policy`.
+    """What every hospital of a demo agrees to; see :class:`~veilsum_participant.settings.config.Policy`.
 
     Attributes:
         budget: epsilon of its budget.

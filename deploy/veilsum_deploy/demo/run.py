@@ -40,7 +40,7 @@ from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.process.new_files import new_file
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.connection import UnreachableError
-from veilsum_participant.ledgers import check, open_source, readable_entries, spending_fields, study_labels
+from veilsum_participant.checks.ledgers import check, open_source, readable_entries, spending_fields, study_labels
 from veilsum_participant.store.attempts import AttemptState, attempts_in, find_attempt
 from veilsum_participant.store.studies import StudyState, find_study
 from veilsum_privacy.dossier import describe, render

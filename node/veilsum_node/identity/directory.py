@@ -3,7 +3,7 @@ fingerprint of the whole that people read to each other as words.
 
 A signature alone would make the authority's word the pins. What counts is the fingerprint: operators compare all of its bits,
 and each one's software has looked for its own key first. Who confirms, and where that is kept, is decided elsewhere
-(:mod:`veilsum_participant.directory`). A coordinator and operators are not listed: no site relies on their keys.
+(:mod:`veilsum_participant.settings.directory`). A coordinator and operators are not listed: no site relies on their keys.
 
 Releases of the federation's directory: the authority lists whom it certified, signs the list as the next version, keeps it.
 

@@ -16,8 +16,8 @@ from veilsum_participant.data.images import check_images
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.sources import asked_query, found_columns, query_rows, reader_of
 from veilsum_participant.data.table import require_columns
-from veilsum_participant.dataset_config import MISSES, DatasetConfig, named_in_records
-from veilsum_participant.query import Images, Source, SourceQuery, TextFile, is_document, is_json, pixel_names
+from veilsum_participant.settings.dataset_config import MISSES, DatasetConfig, named_in_records
+from veilsum_participant.settings.query import Images, Source, SourceQuery, TextFile, is_document, is_json, pixel_names
 from veilsum_privacy.study.schema import DatasetSchema
 
 _TEXTS, _LONGEST = 10, 60

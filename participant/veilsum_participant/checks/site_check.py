@@ -37,13 +37,13 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
-from veilsum_participant.config import METHODS, ParticipantConfig, Policy
-from veilsum_participant.directory import with_pins
-from veilsum_participant.encoder_files import file_digest
-from veilsum_participant.policy import column_faults, former_tasks, invited_faults, lacking_tasks, term_faults
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
-from veilsum_participant.roles import UNCONFINED, bounds_of_all
+from veilsum_participant.protocol.policy import column_faults, former_tasks, invited_faults, lacking_tasks, term_faults
+from veilsum_participant.settings.config import METHODS, ParticipantConfig, Policy
+from veilsum_participant.settings.directory import with_pins
+from veilsum_participant.settings.encoder_files import file_digest
+from veilsum_participant.settings.roles import UNCONFINED, bounds_of_all
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.accounting.prices import delta_warning

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veilsum_node.errors import VeilsumError
+from veilsum_participant.datasets import SNAPSHOT_PURPOSE, keyed_snapshot
 from veilsum_participant.site import Site
-from veilsum_participant.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.store.studies import find_study
 from veilsum_privacy.ledger.entries import Entry, Kind
 
@@ -30,7 +30,7 @@ class Compared:
 
 def compare_snapshots(site: Site) -> Iterator[Compared]:
     """Compare every snapshot of the ledger with its dataset as it is now; a dataset is read once for each schema."""
-    key = site.credentials.signing_key.secret(KEY_PURPOSE)
+    key = site.credentials.signing_key.secret(SNAPSHOT_PURPOSE)
     keys = site.ledger.entries(kind=Kind.KEY)
     since = keys[-1].seq if keys else 0
     for entry in site.ledger.entries(kind=Kind.SNAPSHOT):
@@ -61,5 +61,5 @@ def compare_snapshots(site: Site) -> Iterator[Compared]:
 
 
 def _names(entry: Entry, digest: bytes, key: bytes) -> bool:
-    told = snapshot(digest, key, entry.reservation.context).hex()
+    told = keyed_snapshot(digest, key, entry.reservation.context).hex()
     return hmac.compare_digest(told, str(entry.detail["digest"]))

@@ -27,13 +27,13 @@ from veilsum_participant.cli.places import CONFIG, load_participant
 from veilsum_participant.data.encode import LocalCounts, encode_tables
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.query import Source
+from veilsum_participant.settings.query import Source
 from veilsum_privacy.results.result import MANIFEST, load_result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
-    from veilsum_participant.config import ParticipantConfig
+    from veilsum_participant.settings.config import ParticipantConfig
     from veilsum_privacy.tasks.base import Records
 
 

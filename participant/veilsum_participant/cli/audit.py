@@ -24,9 +24,9 @@ from veilsum_node.process.new_files import new_file, require_new
 from veilsum_node.process.software import installed_version
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.checks import compile_asked
-from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.encoders import find_encoder
-from veilsum_participant.directory import with_pins
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.store.pending import PENDING
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.audit.audit import TRIALS

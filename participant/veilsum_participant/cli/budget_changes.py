@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
+from veilsum_participant.checks.ledgers import open_source, spending_fields
 from veilsum_participant.cli.places import open_own
-from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.ledgers import open_source, spending_fields
 from veilsum_participant.protocol import budget_changes
+from veilsum_participant.settings.config import ParticipantConfig
 
 Rule = Literal["gaussian", "standard", "strict"]
 

@@ -17,7 +17,7 @@ from veilsum_node.process.console import ConfigOption, JsonOption, moment, print
 if TYPE_CHECKING:
     from veilsum_node.identity import Credentials
     from veilsum_node.identity.directory import Directory
-    from veilsum_participant.config import ParticipantConfig
+    from veilsum_participant.settings.config import ParticipantConfig
 
 CONFIG = Path("participant.toml")
 FileArgument = Annotated[
@@ -35,7 +35,7 @@ def directory() -> None:
 @app.command()
 def show(file: FileArgument = None, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Verify a directory, say what it changes, and print its words, to be read to the other sites."""
-    from veilsum_participant.directory import check_later, confirmed_directory
+    from veilsum_participant.settings.directory import check_later, confirmed_directory
 
     settings, credentials, given = _given(file, config)
     old = confirmed_directory(settings, credentials)
@@ -63,8 +63,8 @@ def confirm(
     as_json: JsonOption = False,
 ) -> None:
     """Confirm a directory by the words that another site read out; it holds from the participant's next start."""
-    from veilsum_participant.directory import confirm as take
-    from veilsum_participant.directory import confirmed_directory, confirmed_path
+    from veilsum_participant.settings.directory import confirm as take
+    from veilsum_participant.settings.directory import confirmed_directory, confirmed_path
 
     settings, credentials, given = _given(file, config)
     old = confirmed_directory(settings, credentials)
@@ -81,8 +81,8 @@ def confirm(
 
 
 def _given(file: Path | None, config: Path) -> tuple[ParticipantConfig, Credentials, Directory]:
-    from veilsum_participant.config import load_participant_config
-    from veilsum_participant.directory import given_directory
+    from veilsum_participant.settings.config import load_participant_config
+    from veilsum_participant.settings.directory import given_directory
 
     settings, now = load_participant_config(config), int(time.time())
     path = file or settings.policy.directory

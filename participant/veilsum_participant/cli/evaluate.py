@@ -16,7 +16,7 @@ from veilsum_node.errors import Misuse
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_participant.applying.measurement import measure
 from veilsum_participant.cli.apply import Own, alignment_inputs, confusion_rows, open_model, read_sheet, with_schema
-from veilsum_participant.query import Source
+from veilsum_participant.settings.query import Source
 
 
 def evaluate_result(

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from veilsum_node.web.settings import ConsoleSettings
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
-    from veilsum_participant.config import ParticipantConfig
     from veilsum_participant.protocol.approval import Waiting
+    from veilsum_participant.settings.config import ParticipantConfig
     from veilsum_participant.site import Site
     from veilsum_privacy.backup.backup import BackupOwner
     from veilsum_privacy.study.schema import DatasetSchema
@@ -105,7 +105,7 @@ def start(config: ConfigOption = CONFIG) -> None:
         start_logging(settings.log)
     else:
         from veilsum_participant.front.answering import in_process
-        from veilsum_participant.roles import UNCONFINED
+        from veilsum_participant.settings.roles import UNCONFINED
 
         parts = Parts(in_process)
         start_logging(settings.log)
@@ -114,19 +114,19 @@ def start(config: ConfigOption = CONFIG) -> None:
 
 
 def _load(path: Path) -> ParticipantConfig:
-    from veilsum_participant.config import load_participant_config
+    from veilsum_participant.settings.config import load_participant_config
 
     return load_participant_config(path)
 
 
 def _read(path: Path) -> Loaded[ParticipantConfig]:
-    from veilsum_participant.config import read_participant_settings
+    from veilsum_participant.settings.config import read_participant_settings
 
     return read_participant_settings(path)
 
 
 def _owner(settings: ParticipantConfig) -> BackupOwner:
-    from veilsum_participant.directory import confirmed_path
+    from veilsum_participant.settings.directory import confirmed_path
     from veilsum_privacy.backup.backup import BackupOwner
 
     return BackupOwner(Role.PARTICIPANT, settings.state, settings.identity, directory=confirmed_path(settings))
@@ -351,7 +351,7 @@ def apply(
 ) -> None:
     """Apply a study's result to a file of records, offline: one line a record, and accuracy where the classes are known."""
     from veilsum_participant.cli.apply import Own, apply_result
-    from veilsum_participant.dataset_config import declared
+    from veilsum_participant.settings.dataset_config import declared
 
     source = declared(data, dialect or ())
     apply_result(result, source, Own(config, site, encoder), schema=schema, out=out, force=force, as_json=as_json)
@@ -374,7 +374,7 @@ def evaluate(
     """Measure a study's result on labelled records of your own: exact figures, which stay here."""
     from veilsum_participant.cli.apply import Own
     from veilsum_participant.cli.evaluate import evaluate_result
-    from veilsum_participant.dataset_config import declared
+    from veilsum_participant.settings.dataset_config import declared
 
     own = Own(config, site, encoder)
     source = None if data is None else declared(data, dialect or ())
@@ -398,7 +398,7 @@ def personalise_command(
     """Make a model of your own from a released one and your records, which are used exactly: nothing of it leaves."""
     from veilsum_participant.cli.apply import Own
     from veilsum_participant.cli.personalise import personalise_result
-    from veilsum_participant.dataset_config import declared
+    from veilsum_participant.settings.dataset_config import declared
 
     own = Own(config, site, encoder)
     personalise_result(result, declared(data, dialect or ()), own, schema=schema, out=out, as_json=as_json)

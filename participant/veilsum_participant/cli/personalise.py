@@ -19,7 +19,7 @@ from veilsum_participant.applying.personal import FEWEST, Personal, personalise
 from veilsum_participant.cli.apply import Own, alignment_inputs, open_model, read_sheet, with_schema
 from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.query import Source
+from veilsum_participant.settings.query import Source
 from veilsum_privacy.results.result import MANIFEST, load_result, save_result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema

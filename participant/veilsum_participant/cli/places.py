@@ -16,11 +16,11 @@ from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.overrides import overridden_tables
 from veilsum_node.process.steady_clock import now
-from veilsum_participant.ledgers import Checked, check
+from veilsum_participant.checks.ledgers import Checked, check
 
 if TYPE_CHECKING:
     from veilsum_participant.cli.additions import Additions
-    from veilsum_participant.config import ParticipantConfig
+    from veilsum_participant.settings.config import ParticipantConfig
     from veilsum_privacy.ledger import Ledger, LedgerReader
 
 
@@ -100,7 +100,7 @@ def load_participant(config: Path | None) -> ParticipantConfig:
     Raises:
         Misuse: missing, wrong, or a coordinator's.
     """
-    from veilsum_participant.config import load_participant_config
+    from veilsum_participant.settings.config import load_participant_config
 
     path = _existing(config)
     keys = overridden_tables(path)

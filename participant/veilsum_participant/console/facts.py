@@ -24,11 +24,7 @@ from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.web.looking import Look, Row
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.cli.budget_changes import read_epsilon
-from veilsum_participant.cli.entries import entry_row, read_time
-from veilsum_participant.cli.places import LedgerPlace, verify_place
-from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.ledgers import (
+from veilsum_participant.checks.ledgers import (
     check,
     entry_fields,
     open_source,
@@ -36,10 +32,14 @@ from veilsum_participant.ledgers import (
     spending_fields,
     study_labels,
 )
+from veilsum_participant.cli.budget_changes import read_epsilon
+from veilsum_participant.cli.entries import entry_row, read_time
+from veilsum_participant.cli.places import LedgerPlace, verify_place
 from veilsum_participant.protocol.approval import Waiting, most_borne
 from veilsum_participant.protocol.budget_changes import proposals
 from veilsum_participant.protocol.budgets import promised
 from veilsum_participant.protocol.shown import shown_text
+from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.dossier import StudyLabel, describe, proven, unproven
 from veilsum_privacy.dossier.figures import cost, meaning, moment, of_hundred, remaining

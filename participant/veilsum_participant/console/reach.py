@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, SecretStr
 
 from veilsum_node.errors import StateError
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.settings.config import ParticipantConfig
 
 HARMLESS = frozenset({"schema_file", "query_file", "misses_file", "ca_file"})
 """Files that a dataset names and that hold no record and no way to one."""

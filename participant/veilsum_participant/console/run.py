@@ -11,10 +11,10 @@ from veilsum_node.web.application import Console
 from veilsum_node.web.people import Links, Person
 from veilsum_node.web.serving import serve_with_links
 from veilsum_node.web.settings import ConsoleSettings, open_socket
-from veilsum_participant.config import ParticipantConfig, load_participant_config
+from veilsum_participant.checks.ledgers import open_source
 from veilsum_participant.console.pages import SitePages
 from veilsum_participant.console.reach import check_reach
-from veilsum_participant.ledgers import open_source
+from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
 
 
 def site_links(config: ParticipantConfig, settings: ConsoleSettings) -> Links:

@@ -21,7 +21,7 @@ from veilsum_participant.data.quality import ColumnCells, count_cells
 from veilsum_participant.data.sources import found_advice, found_lines, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_participant.data.table import Table
-from veilsum_participant.query import Source
+from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema, DateColumn, NumberColumn
 
 SHOWN = 3

@@ -38,7 +38,7 @@ from veilsum_participant.data.reader import (
     missing_package,
     slow,
 )
-from veilsum_participant.query import PLAIN, Dialect, SourceQuery, is_csv, is_document, is_json
+from veilsum_participant.settings.query import PLAIN, Dialect, SourceQuery, is_csv, is_document, is_json
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",

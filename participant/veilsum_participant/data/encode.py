@@ -18,7 +18,7 @@ from veilsum_participant.data.cells import judge_table
 from veilsum_participant.data.sources import opened, tried
 from veilsum_participant.data.subjects import number_parts
 from veilsum_participant.data.table import Table
-from veilsum_participant.query import Source
+from veilsum_participant.settings.query import Source
 from veilsum_privacy.mechanism.records import Records, join_batches
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 

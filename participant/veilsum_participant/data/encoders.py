@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_participant.data.programs import read_program
-from veilsum_participant.dataset_config import EncoderConfig
-from veilsum_participant.encoder_files import find_path, unreadable_encoder
+from veilsum_participant.settings.dataset_config import EncoderConfig
+from veilsum_participant.settings.encoder_files import find_path, unreadable_encoder
 from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import device

@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.data.lines import as_text
 from veilsum_participant.data.reader import OpenRows, QueryReader, RowRequest, SourcePart, failed, slow
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.query import SourceQuery
 
 _BATCH = 10_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from veilsum_node.errors import DataError, VeilsumError
 from veilsum_node.phrases import unreadable
 from veilsum_participant.data.objects import reachable
-from veilsum_participant.query import Bucket, is_csv, is_npz
+from veilsum_participant.settings.query import Bucket, is_csv, is_npz
 
 CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
 

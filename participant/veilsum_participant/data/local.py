@@ -13,8 +13,8 @@ from veilsum_participant.data.quality import most_unmatched
 from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.sources import check_structure
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.datasets import DAY, Batches, Datasets, Snapshot
+from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable, raising
 from veilsum_node.identity.files import read_private
 from veilsum_node.phrases import unreadable
-from veilsum_participant.query import Bucket
+from veilsum_participant.settings.query import Bucket
 
 _FETCH = 1 << 22
 """Bytes of an object that are fetched at a time, where they are read in order."""

@@ -16,7 +16,7 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data.formats import CHECK_FORMAT, readable
 from veilsum_participant.data.objects import StoredFile, stored_files
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
-from veilsum_participant.query import PARQUET, Bucket
+from veilsum_participant.settings.query import PARQUET, Bucket
 
 _NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")

@@ -25,7 +25,7 @@ from veilsum_participant.data.reader import (
     missing_package,
     slow,
 )
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.query import SourceQuery
 
 _CANCELLED = "57014"
 _PASSING = ("08", "57", "53", "40", "55P03")

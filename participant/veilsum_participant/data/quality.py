@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from veilsum_participant.data.cells import judge_table
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.table import Table
-from veilsum_participant.query import Source
+from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import DatasetSchema
 
 _ROWS = 1 << 16

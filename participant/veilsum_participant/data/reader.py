@@ -15,7 +15,7 @@ from typing import Any
 
 from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_participant.data.lines import Fault
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.query import SourceQuery
 
 
 @dataclass(frozen=True)

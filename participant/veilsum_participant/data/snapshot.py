@@ -1,4 +1,4 @@
-"""A digest of records, which a site can make again; what leaves the site is keyed (:mod:`veilsum_participant.snapshot`)."""
+"""A digest of records, which a site can make again; what leaves it is :func:`veilsum_participant.datasets.keyed_snapshot`."""
 
 from __future__ import annotations
 

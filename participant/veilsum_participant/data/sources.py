@@ -27,8 +27,18 @@ from veilsum_participant.data.npz_files import NpzReader
 from veilsum_participant.data.parquet_files import ParquetReader
 from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, yielded
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
-from veilsum_participant.dataset_config import header_conflict
-from veilsum_participant.query import PLAIN, Bucket, Images, Source, SourceQuery, TextFile, is_csv, is_npz, pixel_names
+from veilsum_participant.settings.dataset_config import header_conflict
+from veilsum_participant.settings.query import (
+    PLAIN,
+    Bucket,
+    Images,
+    Source,
+    SourceQuery,
+    TextFile,
+    is_csv,
+    is_npz,
+    pixel_names,
+)
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 PAUSES = (1.0, 5.0)

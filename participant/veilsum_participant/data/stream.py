@@ -28,7 +28,7 @@ from veilsum_participant.data.sources import SourceTables, changed, opened, trie
 from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_parts, told
 from veilsum_participant.data.table import Table
 from veilsum_participant.datasets import BATCH, record_bytes
-from veilsum_participant.query import Source
+from veilsum_participant.settings.query import Source
 from veilsum_privacy.mechanism.records import Records, join_batches
 from veilsum_privacy.study.schema import DatasetSchema
 

@@ -87,7 +87,7 @@ def _readable_columns(path: Path) -> tuple[list[str], set[str], dict[str, str]]:
     """
     from veilsum_participant.data.sources import reader_of
     from veilsum_participant.data.typed import is_date, readable
-    from veilsum_participant.query import is_csv
+    from veilsum_participant.settings.query import is_csv
 
     left_out: dict[str, str] = {}
     dates: set[str] = set()

@@ -18,11 +18,11 @@ from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Label, Role, verify, verify_certificate
 from veilsum_node.phrases import listed
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.open_studies import check_directory
-from veilsum_participant.policy import study_faults
 from veilsum_participant.protocol.answers import answer_fault, keep_answer
 from veilsum_participant.protocol.budgets import budget_faults, promised, record_refused_study, too_many
 from veilsum_participant.protocol.cohorts import joining_faults
+from veilsum_participant.protocol.open_studies import check_directory
+from veilsum_participant.protocol.policy import study_faults
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.pending import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import Column, Connection, Float, Integer, MetaData, String, Table, Text, delete, insert, inspect, select
 
 from veilsum_node.errors import Misuse
-from veilsum_participant.config import Policy
+from veilsum_participant.settings.config import Policy
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger import Budget, Ledger
 

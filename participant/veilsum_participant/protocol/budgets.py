@@ -16,7 +16,7 @@ from sqlalchemy import Connection, inspect
 
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import (
     OPEN,

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, bindparam, inspect, or_, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.settings.config import ParticipantConfig, Policy
 from veilsum_participant.store.populations import COHORTS
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.study import Study

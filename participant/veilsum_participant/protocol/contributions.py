@@ -17,14 +17,13 @@ from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.datasets import Reading
-from veilsum_participant.observer import AttemptOutcome, SiteStep
-from veilsum_participant.open_studies import OpenStudy, check_certificates, load_open_study
-from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
+from veilsum_participant.protocol.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.protocol.payloads import Assigned, Computed, Payload, resume_payload, seal_payload
-from veilsum_participant.site import LOG, Site
+from veilsum_participant.protocol.policy import mask_faults, member_faults, noise_faults, refuse
+from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep
 from veilsum_participant.store.attempts import (
     OPEN,
     AttemptState,

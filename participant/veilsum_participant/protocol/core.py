@@ -14,7 +14,6 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
-from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.following import Following
@@ -22,7 +21,7 @@ from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.openings import Consent, Openings, Shown
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
-from veilsum_participant.site import LOG, Site
+from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
 from veilsum_participant.store.studies import StudyState, find_method
 from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
 from veilsum_privacy.securesum.boxes import Box, Purpose

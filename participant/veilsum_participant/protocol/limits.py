@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
-from veilsum_participant.config import Policy
-from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.budgets import releases_used
+from veilsum_participant.protocol.open_studies import OpenStudy
+from veilsum_participant.settings.config import Policy
 from veilsum_participant.store.attempts import PAID, AttemptState, tally
 from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.securesum.context import Assignment

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.open_studies import check_directory, load_open_study, verified_roster
-from veilsum_participant.policy import mask_faults, member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, end_waiting, verify_study
+from veilsum_participant.protocol.open_studies import check_directory, load_open_study, verified_roster
+from veilsum_participant.protocol.policy import mask_faults, member_faults, refuse
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import took_part
 from veilsum_participant.store.followed import drop_followed

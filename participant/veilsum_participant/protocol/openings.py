@@ -18,14 +18,13 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
-from veilsum_participant.open_studies import OpenStudy, check_certificates, load_open_study
-from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
+from veilsum_participant.protocol.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.protocol.payloads import sharing_masks, unpack_words
-from veilsum_participant.site import LOG, Site
+from veilsum_participant.protocol.policy import mask_faults, member_faults, noise_faults, refuse, term_faults
+from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
 from veilsum_participant.store.attempts import (
     PAID,
     AttemptRow,

@@ -17,10 +17,10 @@ from sqlalchemy import Connection
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import Damage, Refusal, RefusalCode
-from veilsum_participant.open_studies import OpenStudy
+from veilsum_participant.datasets import SNAPSHOT_PURPOSE, keyed_snapshot
+from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import Site
-from veilsum_participant.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.store.attempts import (
     AttemptRow,
     AttemptState,
@@ -168,7 +168,7 @@ def _keep(site: Site, opened: OpenStudy, checked: Assigned, computed: Computed, 
         _keep_for_later(connection, site, opened, checked, computed, drawn.values)
         read = None  # the ledger hears of it with the charge: nothing that depends on records stands in it before
         if computed.digest is not None:
-            read = snapshot(computed.digest, site.credentials.signing_key.secret(KEY_PURPOSE), checked.context)
+            read = keyed_snapshot(computed.digest, site.credentials.signing_key.secret(SNAPSHOT_PURPOSE), checked.context)
         number = row.receipts + 1
         receipt = _receipt(site, opened, checked, drawn, number, site.ledger.head(connection))
         signed = sign_receipt(receipt, site.credentials.signing_key)

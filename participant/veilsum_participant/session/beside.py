@@ -11,9 +11,9 @@ from veilsum_node.errors import StateError
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.process.steady_clock import now
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.directory import with_pins
 from veilsum_participant.session.client import open_site
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger import Ledger, LedgerReader
 

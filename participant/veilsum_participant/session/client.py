@@ -38,18 +38,18 @@ from veilsum_node.telemetry.logs import about
 from veilsum_node.transport.route import spread, unused_proxy_variables
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.front import STALE, Directive, DirectiveKind, Status
-from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.dataset_config import named_in_records
 from veilsum_participant.datasets import Datasets
-from veilsum_participant.directory import with_pins
-from veilsum_participant.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
+from veilsum_participant.protocol.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.recovery import give_up_restored
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.hooks import Begin, WaitingHook, begin_here
 from veilsum_participant.session.workers import Workers
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.dataset_config import named_in_records
+from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.telemetry.metrics import monitored

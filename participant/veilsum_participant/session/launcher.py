@@ -2,8 +2,8 @@
 
 The parent is what an operator started: it holds no key and no record, speaks to nobody, and hands signals on. It ends as the
 guard ends; if it is killed, the kernel ends the others with it. Each of those is an interpreter of its own that inherits a
-socket to the guard and nothing else (:data:`ROLES`), confined to what it is for (:mod:`veilsum_participant.roles`). The guard
-can start nothing itself: it asks for a process, and has one ended that it no longer trusts.
+socket to the guard and nothing else (:data:`ROLES`), confined to what it is for (:mod:`veilsum_participant.settings.roles`).
+The guard can start nothing itself: it asks for a process, and has one ended that it no longer trusts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
-from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.roles import environment, front, guard, reader, torch_worker
 from veilsum_participant.session.client import Parts
 from veilsum_participant.session.hooks import Running, begin_here
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.roles import environment, front, guard, reader, torch_worker
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
 

@@ -28,8 +28,7 @@ from veilsum_node.telemetry.endpoint import Heartbeat, MetricsServer
 from veilsum_node.telemetry.logs import about
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
-from veilsum_participant.observer import AttemptOutcome, SiteObserver, SiteStep, Stage
-from veilsum_participant.site import Site
+from veilsum_participant.site import AttemptOutcome, Site, SiteObserver, SiteStep, Stage
 from veilsum_participant.store.pending import count_waiting
 from veilsum_participant.store.studies import count_enrolled
 from veilsum_participant.telemetry.shared_metrics import Reporter, SiteFigures

@@ -17,10 +17,9 @@ from typing import Protocol
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.boundary.front import Sample, SharedMetric, Status
-from veilsum_participant.config import ShareGroup
-from veilsum_participant.observer import SiteStep
 from veilsum_participant.session.channel import UndeliveredError
-from veilsum_participant.site import Site
+from veilsum_participant.settings.config import ShareGroup
+from veilsum_participant.site import Site, SiteStep
 from veilsum_privacy.ledger.metrics import LedgerFigures
 from veilsum_proto import SOFTWARE
 

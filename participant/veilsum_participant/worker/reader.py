@@ -23,8 +23,8 @@ from veilsum_participant.boundary.reader import (
     WorkerDone,
     WorkerFault,
 )
-from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import DAY, Batches, Datasets
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.worker.rows import sealed_rows
 from veilsum_privacy.study.schema import DatasetSchema
 

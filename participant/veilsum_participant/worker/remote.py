@@ -38,9 +38,9 @@ from veilsum_participant.boundary.reader import (
     SealedRows,
     WorkerFault,
 )
-from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.datasets import Batches, Datasets, Snapshot
-from veilsum_participant.encoder_files import find_path
+from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
+from veilsum_participant.settings.encoder_files import find_path
 from veilsum_participant.worker.elsewhere import Computing, MapFailedError, ProgramElsewhere, RoundMaps
 from veilsum_participant.worker.rows import opened_rows
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter

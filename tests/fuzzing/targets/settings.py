@@ -15,7 +15,7 @@ from veilsum_node.identity import load_credentials
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.overrides import effective, load_settings
 from veilsum_node.transport.route import read_roots
-from veilsum_participant.config import ParticipantConfig, load_participant_config
+from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
 
 PARTICIPANT = """
 coordinator = "coordinator.example:8461"

@@ -24,7 +24,18 @@ from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, Misuse, raising
 from veilsum_node.fields import Frozen, Name
 from veilsum_node.identity.files import read_file
-from veilsum_participant.query import ENCODINGS, PLAIN, Bucket, Dialect, Images, Source, SourceQuery, TextFile, is_csv, is_json
+from veilsum_participant.settings.query import (
+    ENCODINGS,
+    PLAIN,
+    Bucket,
+    Dialect,
+    Images,
+    Source,
+    SourceQuery,
+    TextFile,
+    is_csv,
+    is_json,
+)
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 
 Side = Annotated[StrictInt, Field(ge=1, le=4096)]
@@ -74,7 +85,7 @@ class ImagesConfig(Frozen):
 
 
 class BucketConfig(Frozen):
-    """Parquet or CSV in S3, or in a store that speaks its protocol; see :class:`veilsum_participant.query.Bucket`.
+    """Parquet or CSV in S3, or in a store that speaks its protocol; see :class:`veilsum_participant.settings.query.Bucket`.
 
     Attributes:
         url: ``s3://bucket/key``: an object, all Parquet objects below it, or a glob; or one object of CSV (``.csv``).
@@ -116,7 +127,8 @@ class DatasetConfig(Frozen):
         delimiter, decimal: of CSV, what separates cells, "," unless stated (tab is "\\t"), and the mark before the decimal
             places of numbers, "." unless it is ",".
         encoding, compression: of CSV and ndjson, how characters and bytes are written
-            (:class:`veilsum_participant.query.Dialect`). None of the four is guessed from a file: one record could decide it.
+            (:class:`veilsum_participant.settings.query.Dialect`). None of the four is guessed from a file: one record could
+            decide it.
         dsn, dsn_file: of a query, the database's URL, or a private file that holds it; without one DuckDB reads ``files``.
         query, query_file: one SELECT statement, or a file of it.
         misses_file: a further query on the same tables, which `participant check --schema` alone asks: how much of what the

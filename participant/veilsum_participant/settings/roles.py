@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 from veilsum_node.addresses import split_host_port
 from veilsum_node.process.confinement import Bounds
 from veilsum_node.transport.route import Route
-from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import SourceQuery
 
 NAMES, HTTPS, METADATA = 53, 443, 80
 """Ports of TCP: name servers, AWS, and the address at which AWS hands out keys to a machine."""

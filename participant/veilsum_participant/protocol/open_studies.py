@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
-from veilsum_participant.policy import analyst_faults, refuse
+from veilsum_participant.protocol.policy import analyst_faults, refuse
 from veilsum_participant.site import Site
 from veilsum_participant.store.studies import TAKING_PART, StudyRow, find_study, load_enrolments
 from veilsum_participant.store.tables import promised

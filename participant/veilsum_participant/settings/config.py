@@ -27,7 +27,7 @@ from veilsum_node.overrides import Loaded, load_settings
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.transport.route import Route, RouteSettings
-from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.study import Disclosure, Statement, Unit
 from veilsum_privacy.training.device import DeviceName
@@ -91,7 +91,7 @@ class Policy(Frozen):
         analysts: certified names whose studies it accepts; "*" accepts every analyst of the federation.
         trusted: pinned peers, name -> key fingerprint; only pinned peers' noise counts.
         directory: instead of ``trusted``, the authority's file of all members' keys, once the operator has confirmed it
-            (:mod:`veilsum_participant.directory`); its participants become ``trusted``.
+            (:mod:`veilsum_participant.settings.directory`); its participants become ``trusted``.
         not_trusted: participants of the directory that are not pinned all the same.
         min_cohort: smallest cohort of any sum, this site included.
         min_trusted: how many of a cohort must be trusted, this site included.
@@ -226,7 +226,7 @@ class ParticipantConfig(RouteSettings):
             (:mod:`veilsum_privacy.training.device`).
         budgets: first budgets by population.
         isolation: ``processes`` keeps the network, the keys and the records in processes of their own, each confined to what
-            it is for (:mod:`veilsum_participant.roles`); ``none`` runs all in one, which no kernel confines.
+            it is for (:mod:`veilsum_participant.settings.roles`); ``none`` runs all in one, which no kernel confines.
         hooks: commands of the site's own that are told what happens.
         retention: what the site erases by itself, and when.
         policy: what the site agrees to.

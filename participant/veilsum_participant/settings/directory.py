@@ -14,7 +14,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_a
 from veilsum_node.identity import Credentials, Role
 from veilsum_node.identity.directory import Directory, check_words, read_directory
 from veilsum_node.identity.files import replace_file
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.settings.config import ParticipantConfig
 
 _SHOW = "Run `veilsum participant directory show`, compare its words with the other sites, then `directory confirm`."
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
-from veilsum_participant.config import ParticipantConfig, Policy
-from veilsum_participant.dataset_config import header_conflict, named_in_records
-from veilsum_participant.encoder_files import find_path
-from veilsum_participant.query import is_csv, pixel_names
+from veilsum_participant.settings.config import ParticipantConfig, Policy
+from veilsum_participant.settings.dataset_config import header_conflict, named_in_records
+from veilsum_participant.settings.encoder_files import find_path
+from veilsum_participant.settings.query import is_csv, pixel_names
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators

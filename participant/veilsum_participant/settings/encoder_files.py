@@ -9,7 +9,7 @@ from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.phrases import unreadable
-from veilsum_participant.dataset_config import EncoderConfig
+from veilsum_participant.settings.dataset_config import EncoderConfig
 from veilsum_privacy.study.encoder import Program
 
 
