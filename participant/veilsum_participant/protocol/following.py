@@ -19,7 +19,7 @@ from veilsum_node.errors import Damage, HostileInput, Refusal, RefusalCode, rais
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import ObjectKind
-from veilsum_participant.open_studies import OpenStudy, load_open_study
+from veilsum_participant.protocol.open_studies import OpenStudy, load_open_study
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import paid_attempt
 from veilsum_participant.store.followed import find_followed, keep_followed
