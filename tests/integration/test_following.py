@@ -19,8 +19,7 @@ from veilsum_coordinator.methods.fedsgd import FedSGD
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.service.runner import RoundLostError, run_study
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant.boundary.encoding import read
-from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind, ReleaseObject
+from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.protocol import following
 from veilsum_participant.store.attempts import ATTEMPTS
 from veilsum_privacy.results.result import load_result
@@ -249,16 +248,25 @@ def test_any_byte_of_a_release_that_is_changed_is_found(between: Between) -> Non
 def test_a_release_without_its_words_or_with_anothers_is_found(between: Between) -> None:
     """The sum of another round under a true proof, a proof of another round over a true sum, none, and too much of it."""
     key, _ = released(between, 3)
-    first, second = (read(between.hub.fetch("d", pb.OBJECT_KIND_RELEASE, key, number, 0), ReleaseObject) for number in (1, 2))
-    for proof, total in [
-        (first.proof, second.total),
-        (second.proof, first.total),
-        (first.proof, b""),
-        (b"", first.total),
-        (first.proof, first.total + b"\0"),
-        (second.proof, second.total),
-    ]:
-        shown = pb.ReleaseObject(proof=proof, total=total).SerializeToString()
+    first, second = (
+        pb.ReleaseObject.FromString(between.hub.fetch("d", pb.OBJECT_KIND_RELEASE, key, number, 0)) for number in (1, 2)
+    )
+    spoilt = [second, pb.ReleaseObject()]
+    for name in ("assignment", "certificate", "total"):
+        for value in (getattr(second, name), b"", getattr(first, name) + b"\0"):
+            other = pb.ReleaseObject.FromString(first.SerializeToString())
+            setattr(other, name, value)
+            spoilt.append(other)
+    for change in ("members", "receipts"):
+        other = pb.ReleaseObject.FromString(first.SerializeToString())
+        field = other.members if change == "members" else other.fixed.receipts
+        spoilt += [pb.ReleaseObject.FromString(other.SerializeToString()) for _ in [field.pop()]]
+        field.reverse()
+        spoilt.append(other)
+    for other in spoilt:
+        if other == first:  # the coordinator's certificate was the same
+            continue
+        shown = other.SerializeToString()
         with pytest.raises(Refusal) as caught:
             caught_up(between, key, "d", 3, lambda kind, number, data, shown=shown: shown if number == 1 else data)
         assert caught.value.code is RefusalCode.BROADCAST

@@ -23,8 +23,8 @@ from veilsum_participant.protocol.open_studies import OpenStudy, load_open_study
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import paid_attempt
 from veilsum_participant.store.followed import find_followed, keep_followed
-from veilsum_privacy.results.proof_files import ReleaseProof
-from veilsum_privacy.results.release_check import CheckedRoster, ReleaseRules
+from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart
+from veilsum_privacy.results.release_check import CheckedRoster, MemberPart, ReleaseParts, ReleaseRules
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
 from veilsum_privacy.tasks.followed import FollowedModel, followed_task
 
@@ -89,8 +89,7 @@ class Following:
         Raises:
             HostileInput: it does not hold, is another attempt's than this site consented to, or was made of another broadcast.
         """
-        shown = read(data, says.ReleaseObject)
-        found = rules.follow(ReleaseProof.parse(shown.proof, shown.total))
+        found = rules.follow(_parts(data))
         assignment = found.assignment
         with self._site.database.reading() as connection:
             paid = paid_attempt(connection, opened.digest, assignment.round)
@@ -104,6 +103,21 @@ class Following:
     def _keep(self, key: bytes, rules: ReleaseRules, model: FollowedModel) -> None:
         with self._site.database.transaction() as connection:
             keep_followed(connection, key, rules.marks, model.to_pieces())
+
+
+def _parts(data: bytes) -> ReleaseParts:
+    shown = read(data, says.ReleaseObject)
+    word, fixed = shown.fixed.countersigned, shown.fixed.fixed
+    return ReleaseParts(
+        shown.assignment,
+        [ReceiptPart(item.payload, item.number, item.head, item.consent, item.signature) for item in shown.fixed.receipts],
+        WordPart(word.entry, word.head, word.signature),
+        fixed.sum,
+        fixed.signature,
+        shown.certificate,
+        [MemberPart(item.words, item.consent, item.signature) for item in shown.members],
+        shown.total,
+    )
 
 
 def _arrays(data: bytes) -> Mapping[str, NDArray[Any]]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cryptography import x509
 
@@ -22,14 +22,19 @@ from veilsum_node.identity.certificate import issued
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import (
     Receipt,
+    ReceiptPart,
     SignedReceipt,
+    WordPart,
     parse_countersignature,
     verify_countersignature,
     verify_receipt,
+    whole_receipts,
+    whole_word,
 )
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.proof_files import ReleaseProof, release_digest, round_file
-from veilsum_privacy.results.sum_evidence import verify_evidence, verify_opened
+from veilsum_privacy.results.sum_evidence import check_bodies, verify_evidence, verify_opened
+from veilsum_privacy.securesum.check_words import Signed, SumStatement
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study.study import Study
@@ -128,6 +133,44 @@ class CheckedRelease:
     decryptors: tuple[str, ...] = ()
 
 
+class MemberPart(NamedTuple):
+    """What a member gave for a release.
+
+    Attributes:
+        words: its answer to the challenge.
+        consent: 32 bytes.
+        agreed: its signature under the consent statement.
+    """
+
+    words: tuple[int, ...]
+    consent: bytes
+    agreed: bytes
+
+
+class ReleaseParts(NamedTuple):
+    """What of a release's proof does not follow from the study and the assignment; nothing of it is verified.
+
+    Attributes:
+        assignment: canonical JSON.
+        receipts: of the cohort, in its order.
+        countersigned: the coordinator's word on them.
+        fixed: digest of the sum.
+        signature: under the coordinator's word on that.
+        coordinator: its certificate, DER.
+        members: of the cohort, in its order.
+        opened: the sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
+    """
+
+    assignment: bytes
+    receipts: Sequence[ReceiptPart]
+    countersigned: WordPart
+    fixed: bytes
+    signature: bytes
+    coordinator: bytes
+    members: Sequence[MemberPart]
+    opened: bytes
+
+
 class ReleaseRules:
     """Checks a study's releases one after the other: each by itself, and that none is missing, repeated or beyond the study.
 
@@ -155,16 +198,43 @@ class ReleaseRules:
         """Number of the last release."""
         return self._round
 
-    def follow(self, proof: ReleaseProof) -> CheckedRelease:
-        """Check the next release, of which nothing is known but its proof, whose total is the sum as it opened.
+    def follow(self, parts: ReleaseParts) -> CheckedRelease:
+        """Check the next release, of which nothing is known but these parts.
 
         Raises:
             ProofFault: the first thing that is wrong.
         """
         where = round_file(self._round + 1)
-        assignment, task = self._assignment(where, self._round + 1, None, proof.assignment)
+        assignment, task = self._assignment(where, self._round + 1, None, parts.assignment)
+        with part(where, "What was signed does not hold:"):
+            proof = self._whole(assignment, task, parts)
         values, receipts, digest = self._opened(where, assignment, task, proof, verify=verify_opened)
         return self._passed(assignment, task, values, digest, receipts)
+
+    def _whole(self, assignment: Assignment, task: AgreedTask, parts: ReleaseParts) -> ReleaseProof:
+        """The proof, with the texts that each party signed if it signed for this attempt."""
+        checked, study, names = self._checked, self._checked.study, assignment.names
+        plan = task.plan(len(checked.roster.names), len(names))
+        context, none = context_digest(plan, checked.roster, assignment), bytes(32)
+        mechanism, about = Mechanism.of(task.declaration, plan.noise), (assignment.round, assignment.attempt, context)
+        own = Receipt(
+            checked.digest, "", *about, none, 1, none, study.dataset, mechanism, study.privacy.unit, len(names), none
+        )
+        receipts = whole_receipts(tuple(parts.receipts), own, names)
+        word = whole_word(parts.countersigned, own, study.coordinator, receipts)
+        fixed = SumStatement(checked.digest, study.coordinator, *about, parts.fixed).to_bytes()
+        words = [item.words for item in parts.members]
+        return ReleaseProof(
+            assignment.to_bytes(),
+            receipts,
+            word,
+            parts.coordinator,
+            Signed(fixed, parts.signature),
+            check_bodies(checked.digest, assignment, context, receipts, parts.fixed, words),
+            tuple(item.consent for item in parts.members),
+            tuple(item.agreed for item in parts.members),
+            parts.opened,
+        )
 
     def _passed(
         self,

@@ -26,6 +26,7 @@ from veilsum_privacy.securesum.check_words import (
     verify_check_words,
     verify_sum,
 )
+from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes
@@ -71,6 +72,27 @@ def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contributio
         raise HostileInput(f"A contribution has {len(data)} bytes instead of {plan.payload_bytes}.")
     share = share_from_bytes(data[:cut], plan.ring, plan.cohort)
     return Contribution(share, coefficients_from_bytes(data[cut:], plan.words, plan.ring))
+
+
+def check_bodies(
+    study: bytes,
+    assignment: Assignment,
+    context: bytes,
+    receipts: Sequence[SignedReceipt],
+    fixed: bytes,
+    words: Sequence[tuple[int, ...]],
+) -> tuple[bytes, ...]:
+    """What every member signed when it answered with these words about this sum, in the cohort's order.
+
+    Raises:
+        HostileInput: not one answer of each member.
+    """
+    if len(words) != len(assignment.names):
+        raise HostileInput("There is not exactly one answer of each member of the cohort.")
+    rho = challenge(context, [signed.body for signed in receipts], fixed)
+    about = assignment.round, assignment.attempt, context, rho, fixed
+    pairs = zip(assignment.names, words, strict=True)
+    return tuple(CheckStatement(study, name, *about, own).to_bytes() for name, own in pairs)
 
 
 def verify_evidence(
