@@ -133,7 +133,8 @@ class CheckedRelease:
     decryptors: tuple[str, ...] = ()
 
 
-class MemberPart(NamedTuple):
+@dataclass(frozen=True)
+class MemberPart:
     """What a member gave for a release.
 
     Attributes:
@@ -142,8 +143,8 @@ class MemberPart(NamedTuple):
         agreed: its signature under the consent statement.
     """
 
-    words: tuple[int, ...]
-    consent: bytes
+    words: tuple[int, ...] = field(repr=False)
+    consent: bytes = field(repr=False)
     agreed: bytes
 
 

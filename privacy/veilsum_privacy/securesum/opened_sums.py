@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.key_shares import open_keys, self_masks
+from veilsum_privacy.securesum.key_shares import self_masks
 from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
-from veilsum_privacy.securesum.opening import Contribution, key_pads, open_words
+from veilsum_privacy.securesum.opening import Contribution, key_pads, open_keys_of, open_phases
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose
@@ -56,12 +56,11 @@ def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, cons
     Raises:
         HostileInput: it does not open.
     """
-    keys, words = open_keys(total.share, plan.ring, context, consents), open_words(total, plan, context, consents)
-    values, rests = unmask_values(words, plan, context, consents), np.empty(plan.words, dtype=np.int64)
-    prime = np.uint64(plan.ring.prime)
-    for part, pads in key_pads(keys, plan, context):
-        phase = (total.coefficients[part] + prime - pads) % prime
-        rests[part] = (phase - _nearest(words[part], plan.ring)).view(np.int64)
+    keys = open_keys_of(total, plan, context, consents)
+    words, rests = np.empty(plan.words, dtype=np.uint64), np.empty(plan.words, dtype=np.int64)
+    for part, phase, found in open_phases(total, keys, plan, context):
+        words[part], rests[part] = found, (phase - _nearest(found, plan.ring)).view(np.int64)
+    values = unmask_values(words, plan, context, consents)
     rests += np.where(rests < -(plan.ring.prime // 2), plan.ring.prime, 0)  # a word near t is near 0
     rests -= np.where(rests > plan.ring.prime // 2, plan.ring.prime, 0)
     return b"".join(map(_packed, (keys, values, rests)))

@@ -110,17 +110,29 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
         HostileInput: not a sum of exactly this cohort: of another form or size, its keys do not open, or it shows more error
             than contributions of so many leave.
     """
+    words = np.empty(plan.words, dtype=np.uint64)
+    for part, _, found in open_phases(total, open_keys_of(total, plan, context, consents), plan, context):
+        words[part] = found
+    return words
+
+
+def open_keys_of(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Integers:
+    """The (N,) sum of the keys of a sum, its form checked; arguments and errors as of :func:`open_words`."""
     if len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort.")
     check_contribution(total, plan)
-    keys = open_keys(total.share, plan.ring, context, consents)
-    words = np.empty(plan.words, dtype=np.uint64)
+    return open_keys(total.share, plan.ring, context, consents)
+
+
+def open_phases(
+    total: Contribution, keys: Integers, plan: OneTimePlan, context: bytes
+) -> Iterator[tuple[slice, Words, Words]]:
+    """Coefficients of a sum less the products of its keys, below q, and the words that they round to: of some places each."""
     prime = np.uint64(plan.ring.prime)
     for part, pads in key_pads(keys, plan, context):
         phase = total.coefficients[part] + prime - pads
         phase -= prime * (phase >= prime)
-        words[part] = _rounded(phase, plan.ring, plan.cohort)
-    return words
+        yield part, phase, _rounded(phase, plan.ring, plan.cohort)
 
 
 def key_pads(keys: Integers, plan: OneTimePlan, context: bytes) -> Iterator[tuple[slice, Words]]:
