@@ -13,15 +13,19 @@ from numpy.typing import NDArray
 
 from support.federation import TestBed, make_bed, make_clusters, make_request, schema_of
 from support.following import Between
+from support.processes import count, running_processes
 from support.proving import proven
+from support.victims import unconfinable
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.methods.fedsgd import FedSGD
 from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.runner import RoundLostError, run_study
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.protocol import following
 from veilsum_participant.store.attempts import ATTEMPTS
+from veilsum_privacy.ledger import Kind
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
 from veilsum_privacy.study.study import Study
@@ -363,3 +367,25 @@ def test_no_other_study_shows_its_sums_to_members(between: Between) -> None:
     assert between.hub.fetch("a", pb.OBJECT_KIND_RELEASE, other, 1, 0)
     with pytest.raises(Exception, match=r"no part|not invited"):
         between.hub.fetch("nobody", pb.OBJECT_KIND_RELEASE, other, 1, 0)
+
+
+@pytest.mark.parametrize("isolation", ["none", pytest.param("processes", marks=pytest.mark.system)])
+def test_sites_in_real_processes_take_the_steps(tmp_path: Path, isolation: str) -> None:
+    """Over gRPC, also where the guard has neither network nor torch; a coordinator and a site that restart go on."""
+    if isolation == "processes" and unconfinable():
+        pytest.skip("this machine cannot confine processes")
+    waits = Waits(enrol=200, seal=200, contribute=200, consent=200, check=200, grace=60)
+    data = make_clusters("abc", WIDTH, CLASSES, shares=(0.7, 0.25, 0.05))
+    with running_processes(tmp_path, data, waits=waits, isolation=isolation) as network:
+        request = make_request(schema_of(WIDTH, CLASSES, 200), "fedsgd", 8.0, min_cohort=3)
+        study = network.compile(request.model_copy(update={"parameters": {"steps": 12, "optimiser": {"momentum": 0.5}}}))
+        key = network.submit(study)
+        network.await_status(key, lambda status: len(status.rounds) > 2, "the second step")
+        network.participants["b"].kill()
+        network.heal()
+        network.await_status(key, lambda status: len(status.rounds) > 5, "the fifth step")
+        network.restart_coordinator(waits)
+        status = network.await_end(key)
+        assert status.phase == "finished", status.reason
+        assert not [item for item in status.refusals if item.code == RefusalCode.BROADCAST.value]
+        assert {count(network.entries(name, key), Kind.CHARGE) for name in "abc"} == {13}

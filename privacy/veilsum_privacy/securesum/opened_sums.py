@@ -61,6 +61,7 @@ def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, cons
     for part, phase, found in open_phases(total, keys, plan, context):
         words[part], rests[part] = found, (phase - _nearest(found, plan.ring)).view(np.int64)
     values = unmask_values(words, plan, context, consents)
+    del words
     rests += np.where(rests < -(plan.ring.prime // 2), plan.ring.prime, 0)  # a word near t is near 0
     rests -= np.where(rests > plan.ring.prime // 2, plan.ring.prime, 0)
     return b"".join(map(_packed, (keys, values, rests)))
@@ -122,9 +123,11 @@ def _nearest(words: Words, ring: RingParameters) -> Words:
 
 
 def _packed(numbers: Integers) -> bytes:
+    """Numbers from the smallest one on, which they are less from here on: as long as a sum, they are not held twice."""
     low = int(numbers.min())
     width = max(1, (int(numbers.max()) - low).bit_length())
-    return low.to_bytes(8, "little", signed=True) + bytes([width]) + pack_numbers((numbers - low).view(np.uint64), width)
+    numbers -= low
+    return low.to_bytes(8, "little", signed=True) + bytes([width]) + pack_numbers(numbers.view(np.uint64), width)
 
 
 def _unpacked(data: bytes | memoryview, count: int) -> tuple[Integers, memoryview]:
