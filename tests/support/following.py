@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
-from support.federation import TestBed
+from support.federation import TestBed, open_test_site
 from veilsum.local.federation import LocalChannel, LocalFederation, as_directive
-from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_node.errors import HostileInput
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.store.followed import FollowedRow, find_followed
@@ -91,9 +91,6 @@ class Between(LocalFederation):
 
     def reopen(self, name: str) -> None:
         """A site's process ends, and another one begins on its files."""
-        from support.federation import open_test_site
-        from veilsum_node.randomness import SYSTEM_RANDOM
-
         site = self.bed.sites[name]
         site.database.close()
         self.bed.sites[name] = open_test_site(site.config, self.bed.clock, SYSTEM_RANDOM)
@@ -112,7 +109,3 @@ class Between(LocalFederation):
     def reserved(self, name: str) -> int:
         """How many reservations a site's ledger holds."""
         return len(self.bed.sites[name].ledger.entries(kind=Kind.RESERVE))
-
-
-def refusal(code: str) -> RefusalCode:
-    return cast(RefusalCode, RefusalCode(code))
