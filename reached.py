@@ -6,8 +6,6 @@ participant`` prints what a distribution's wheel would hold. An import of a modu
 checkers and gives lazily. Modules in ``without`` are not followed: whoever imports them says what to install.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 import tomllib

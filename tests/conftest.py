@@ -29,6 +29,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("POT_BACKEND_DISABLE_JAX", "1")  # POT would import it, for a second in every process
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # they take longer than what runs once
 
+import support.unsynced  # noqa: E402, F401
 import veilsum_node.transport.tls13  # noqa: E402, F401
 
 # What is imported and collected stays to the end: looking through it for garbage again and again finds nothing.

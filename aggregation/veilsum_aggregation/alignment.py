@@ -6,8 +6,6 @@ instead: a map from clear local moments would break the sensitivity of all that 
 gets the identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

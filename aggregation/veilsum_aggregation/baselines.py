@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import block_diag
 
 from veilsum_aggregation.arrays import Floats
 
@@ -59,6 +61,7 @@ class LifeTable:
         beyond: records past the last interval.
         ends: of the intervals, (b + 1,), of time from 0 to 1.
         std: of the noise in each of ``died``.
+        entered: records that enter in each interval, (b,); None where all enter at the start.
     """
 
     died: Floats
@@ -66,6 +69,7 @@ class LifeTable:
     beyond: float
     ends: Floats
     std: float = 0.0
+    entered: Floats | None = None
 
     @property
     def total(self) -> float:
@@ -76,13 +80,20 @@ class LifeTable:
     def at_risk(self) -> Floats:
         """On average over an interval, (b,), at least 1."""
         ending = self.died + self.left
-        later = np.append(np.cumsum(ending[::-1])[::-1][1:], 0.0) + self.beyond
-        return np.asarray(np.maximum(later + 0.5 * ending, 1.0), dtype=np.float64)
+        later = _later(ending) + self.beyond + 0.5 * ending
+        if self.entered is not None:
+            later = later - _later(self.entered) - 0.5 * self.entered
+        return np.asarray(np.maximum(later, 1.0), dtype=np.float64)
 
     def between(self, amounts: Floats, ends: Floats) -> Floats:
         """Amounts by interval, added up between other ends as if spread evenly within an interval."""
         added = np.concatenate([[0.0], np.cumsum(amounts)])
         return np.asarray(np.diff(np.interp(ends, self.ends, added)), dtype=np.float64)
+
+
+def _later(amounts: Floats) -> Floats:
+    """What follows each interval (b,)."""
+    return np.append(np.cumsum(amounts[::-1])[::-1][1:], 0.0)
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,16 @@ class Baseline:
     known: float = 0.0
 
     @property
+    def places(self) -> NDArray[np.intp]:
+        """Where its pieces lie in what sites send."""
+        return np.arange(len(self.offset))
+
+    @property
+    def every_ends(self) -> tuple[Floats, ...]:
+        """Ends of the pieces of each stratum: there is one."""
+        return (self.ends,)
+
+    @property
     def held(self) -> Baseline:
         """With the shape that the life table has."""
         return replace(self, known=HELD)
@@ -139,6 +160,55 @@ class Baseline:
 
     def hazards(self, theta: Floats) -> Floats:
         """Log hazards (m,) at theta (q,)."""
+        return np.asarray(self.offset + self.basis @ theta, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Strata:
+    """Baselines of strata, one after another, as one: each has its own periods and coefficients."""
+
+    parts: tuple[Baseline, ...]
+
+    @property
+    def offset(self) -> Floats:
+        return np.concatenate([part.offset for part in self.parts])
+
+    @property
+    def basis(self) -> Floats:
+        return np.asarray(block_diag(*(part.basis for part in self.parts)), dtype=np.float64)
+
+    @property
+    def events(self) -> Floats:
+        return np.concatenate([part.events for part in self.parts])
+
+    @property
+    def level(self) -> Floats:
+        return np.concatenate([part.level for part in self.parts])
+
+    @property
+    def prior(self) -> Floats:
+        return np.asarray(block_diag(*(part.prior for part in self.parts)), dtype=np.float64)
+
+    @property
+    def places(self) -> NDArray[np.intp]:
+        return np.concatenate([part.places + at * MOST_PERIODS for at, part in enumerate(self.parts)])
+
+    @property
+    def every_ends(self) -> tuple[Floats, ...]:
+        return tuple(part.ends for part in self.parts)
+
+    @property
+    def held(self) -> Strata:
+        return Strata(tuple(part.held for part in self.parts))
+
+    def expected(self, score: Floats) -> Floats:
+        ends = np.cumsum([len(part.offset) for part in self.parts])[:-1]
+        return np.concatenate([part.expected(own) for part, own in zip(self.parts, np.split(score, ends), strict=True)])
+
+    def told(self, theta: Floats) -> dict[str, object]:
+        return {"periods": sum(part.periods for part in self.parts), "hazard": f"of each of {len(self.parts)} strata its own"}
+
+    def hazards(self, theta: Floats) -> Floats:
         return np.asarray(self.offset + self.basis @ theta, dtype=np.float64)
 
 

@@ -1,7 +1,5 @@
 """Channels of a network that may be renumbered together: what an architecture states, and :mod:`.filters` uses."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

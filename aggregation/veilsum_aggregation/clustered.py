@@ -14,8 +14,6 @@ noise, mixed over c. Without noise it is Student's t exactly. What noise hides i
 the errors of independent records: without it the interval would be short where noise happens to cancel the scores.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

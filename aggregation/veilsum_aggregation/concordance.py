@@ -5,8 +5,6 @@ higher score, and half so at equal levels (Harrell and others 1982; with one tim
 Both numbers of pairs are bilinear in counts of different cells, so that noise does not bias them.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

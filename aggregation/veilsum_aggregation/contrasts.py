@@ -7,8 +7,6 @@ is made of four of these blocks. Entries are multiplied by a scale and rounded t
 integers, so that rounding costs nothing but a little of the weights' optimality.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

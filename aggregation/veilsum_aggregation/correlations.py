@@ -1,7 +1,5 @@
 """Correlations from a noised matrix of second moments."""
 
-from __future__ import annotations
-
 import math
 
 from veilsum_aggregation.arrays import Floats

@@ -4,8 +4,6 @@ Sums come as the blocks of the task "power-moments", in their own units, with th
 post-processing of these: it reads no record and costs no privacy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ Names of arrays and axes come from the architecture; nothing here knows a networ
 and used in regmean.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 

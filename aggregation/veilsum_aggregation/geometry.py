@@ -5,8 +5,6 @@ copies must be a public constant, and whoever trains on the copies clips over al
 are noised prototypes, generation is post-processing and free. This module generates; it enforces neither.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

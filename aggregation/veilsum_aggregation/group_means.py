@@ -4,8 +4,6 @@ All is for x in [-1, 1]; the caller rescales. A group gives the noised count n, 
 c.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -13,8 +13,6 @@ In gamma the terms have about the identity for their covariance at any data, so 
 centre is the mean of the terms at the events: there the information of hazards and terms together is about 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.baselines import Baseline, LifeTable, first_baseline
+from veilsum_aggregation.baselines import Baseline, LifeTable, Strata, first_baseline
 from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.newton import (
     FLOOR,
@@ -61,14 +59,14 @@ class FirstSums:
         gram: A (p + 1, p + 1) = sum c^2 (1, x)(1, x)', with weights c <= 1.
         events: sum c^2 (1, x) of the records with an event, (p + 1,).
         gram_std: of the noise on the diagonal of A.
-        table: ends of follow-up.
+        tables: ends of follow-up, of each stratum.
         grain: what rounding changes an entry of A by at most, for each record.
     """
 
     gram: Floats
     events: Floats
     gram_std: float
-    table: LifeTable
+    tables: tuple[LifeTable, ...]
     grain: float = 0.0
 
 
@@ -86,7 +84,7 @@ class HazardModel:
 
     whiten: Floats
     centre: Floats
-    baseline: Baseline
+    baseline: Baseline | Strata
     point: Floats
     untold: Floats = field(default_factory=nothing)
 
@@ -115,7 +113,8 @@ def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
     centre = np.clip(sums.events[1:] / weight, -1.0, 1.0) if weight > FLOOR * std and weight > 0.0 else mean
     gamma = limited(whiten.T @ (centre - mean), FIRST_STEP)
 
-    baseline = first_baseline(sums.table, hazard_std)
+    parts = tuple(first_baseline(table, hazard_std) for table in sums.tables)
+    baseline = parts[0] if len(parts) == 1 else Strata(parts)
     theta = baseline.basis.T @ (baseline.level + 0.5 * float(gamma @ gamma))
     return HazardModel(whiten, centre, baseline, np.concatenate([theta, gamma]), np.pad(untold, ((1, 0), (0, 0))))
 

@@ -1,7 +1,5 @@
 """Linear classification heads: linear discriminants from released moments, and averages of heads. No training, no records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

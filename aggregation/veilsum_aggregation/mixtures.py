@@ -5,8 +5,6 @@ particular. Expectation maximisation is not used: responsibilities of all record
 components are the records nearest to broadcast centres, which costs one release, or one for each update of the centres.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -13,8 +13,6 @@ taken, for a map between distributions must keep the order of values. Everything
 what stands beside a value in its array, to the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, cast
 

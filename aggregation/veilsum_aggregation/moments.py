@@ -4,8 +4,6 @@ Everything here is post-processing of released sums: it reads no record and cost
 alone; how much a statistic would vary between samples of patients is not in them. All arithmetic is in float64.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats

@@ -11,21 +11,17 @@ alone, so each is an unbiased estimating equation, and the last gamma's error is
 docs/results.md, "Regression".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.families import Family, link
 from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
-
-Family = Literal["logistic", "poisson"]
 
 REACH = 1.25
 """C in units of sqrt p, the root mean square of |z_w|: hardly a record is shortened."""
@@ -36,6 +32,9 @@ UNSHORTENED = 30.0
 OLD_INFORMATION, OLD_SCORE = 0.3, 0.1
 """What a release's information and score count against those of the next one, beside their variances: it was of a gamma
 farther from the end."""
+
+NOISY_STEPS = 3
+"""Releases of a study with noise. Results of studies without, of so many releases, are computed as they were."""
 
 LONGEST_STEP = 2.0
 """Radius in gamma of one step: at 1 a typical record's linear predictor changes by 1."""
@@ -48,25 +47,6 @@ EXCESS = 0.98
 
 FLOOR = 2.0
 """Eigenvalues of the Gram matrix are lifted to so many times its noise before they divide."""
-
-
-def mean_of(family: Family, eta: Floats, most: float) -> tuple[Floats, Floats]:
-    """mu and v, the mean of the outcome and its variance, at linear predictors; of counts mu is at most ``most``."""
-    if family == "logistic":
-        mean = 1.0 / (1.0 + np.exp(-np.clip(eta, -500.0, 500.0)))
-        return mean, mean * (1.0 - mean)
-    mean = np.exp(np.minimum(eta, math.log(most)))
-    return mean, mean
-
-
-def link(family: Family, mean: float) -> float:
-    """The linear predictor of a mean."""
-    return math.log(mean / (1.0 - mean)) if family == "logistic" else math.log(mean)
-
-
-def variance_bound(family: Family, most: float) -> float:
-    """The largest v."""
-    return 0.25 if family == "logistic" else most
 
 
 def whitening(gram: Floats, std: float, grain: float = 0.0) -> Floats:
@@ -90,7 +70,7 @@ def padded(values: Floats, p: int) -> Floats:
     return np.pad(values, [(0, p - values.shape[0])] if values.ndim == 1 else [(0, 0), (0, p - values.shape[1])])
 
 
-def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, most: float) -> Floats:
+def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, most: float, offset: float = 0.0) -> Floats:
     """gamma (k,) after one step from the model without terms.
 
     Args:
@@ -98,13 +78,14 @@ def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, 
         outcomes: sum c^2 z y, (p,), with the weights of ``gram``.
         whiten: W (p, k).
         most: largest mean of counts.
+        offset: about what records' offsets add to the linear predictor.
     """
     number = max(float(gram[0, 0]), 1e-9)
     smallest, largest = (0.02, 0.98) if family == "logistic" else (1e-3 * most, most)
     mean = min(max(float(outcomes[0]) / number, smallest), largest)
     variance = mean * (1.0 - mean) if family == "logistic" else mean
     null = np.zeros(len(gram))
-    null[0] = link(family, mean)
+    null[0] = link(family, mean) - offset
     step = whiten.T @ (outcomes - mean * gram[:, 0]) / (variance * number)
     return np.asarray(np.linalg.pinv(whiten) @ null + limited(step), dtype=np.float64)
 
@@ -116,8 +97,13 @@ def limited(step: Floats, longest: float = LONGEST_STEP) -> Floats:
 
 
 def release_shares(stds: Sequence[float], older: float) -> Floats:
-    """What each release counts in a mean of all, by the variance of its noise and ``older`` for each later one."""
+    """What each release counts in a mean of all, by the variance of its noise and ``older`` for each later one.
+
+    Of more than three without noise the last one alone counts: steps are then Newton's own, and converge as those do.
+    """
     exact = [std for std in stds if std > 0.0]
+    if not exact and len(stds) > NOISY_STEPS:
+        return np.asarray(np.eye(len(stds))[-1], dtype=np.float64)
     weights = [
         older ** (len(stds) - 1 - place) / (std**2 if len(exact) == len(stds) else 1.0) for place, std in enumerate(stds)
     ]

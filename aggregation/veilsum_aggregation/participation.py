@@ -7,8 +7,6 @@ but for the sites that every round takes, so the weights of a round sum to 1 in 
 Who took part is public, and so are p and pi. The draw protects nothing.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers

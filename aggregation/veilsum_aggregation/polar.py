@@ -6,8 +6,6 @@ Gaussians needs of a square root. No inverse and no square root of a product of 
 of the digits of an ill-conditioned one. What the geometry makes of it is in gaussian.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats

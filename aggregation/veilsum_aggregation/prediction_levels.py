@@ -10,8 +10,6 @@ at a level's centre c and width w: Sheppard's correction, which leaves an error 
 apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every function takes the :class:`~veilsum_aggregation.prediction_levels.Levels` 
 measures by name, in the order in which people read them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

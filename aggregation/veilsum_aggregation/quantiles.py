@@ -5,8 +5,6 @@ Henzinger and Upadhyay 2023): prefix sums C = A Y then have a noise that grows w
 where sums of noised counts would have its root. A is rounded to integers; the same integers decode, so nothing is lost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -5,8 +5,6 @@ independent noise of one standard deviation; that of one cell in two strata may 
 counts that are released anyway.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

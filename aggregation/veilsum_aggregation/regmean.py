@@ -5,8 +5,6 @@ min_W sum_e |X_e W - X_e W_e|_F^2, which needs of the inputs only the Grams G_e 
 the solution, so that equal layers stay what they are. All of it is post-processing of released sums: no record is read here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

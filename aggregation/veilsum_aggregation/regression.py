@@ -5,8 +5,6 @@ weighted least-squares fit, which is unbiased as long as c depends on the covari
 standard deviation s on the diagonal and s / sqrt 2 above it.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A softmax head's first step of Newton's method, from class moments; numpy alone, for sites compute it as they start."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ estimate, so that no interval is short because noise made it so; where that is m
 Of odds and rates U is the inverse of the released information, whose records have the weights of their scores.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ Which one fits: :func:`shrink_oas` or :func:`shrink_ledoit_wolf` where only samp
 it under noise. Nothing here reads a record.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ The objective is strongly convex, so a small gradient bounds how far the result 
 That bound is what a sensitivity of the minimiser needs; a fit that does not meet its tolerance raises.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ stand past the horizon. At risk in interval b are r_b = all later ones + those t
 (the actuarial assumption); h_b = d_b / r_b and S = prod (1 - h_b).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Selection costs nothing, for it reads the tables that were released anyway. What
 computed from synthetic records are wrong, and figures should come from the released tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

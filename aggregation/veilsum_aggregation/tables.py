@@ -1,7 +1,5 @@
 """Counts, shares and tests of independence from noised tables of disjoint cells."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ known; that they were estimated makes the true one smaller (Lunceford and Davidi
 makes it larger.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 listens. It needs the standard library only, keeps nothing, and does not page anybody.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Run one evaluation and print its tables: ``python -m evaluations NAME [options]``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@ cross-products X'Y added up. Both heads are made of the same releases; under noi
 The table has the accuracy of each on records held out, in percent, with the standard error over splits, and of the difference.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Collection, Iterator, Mapping
 

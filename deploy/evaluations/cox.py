@@ -5,8 +5,6 @@ with lifelines, so that the truth is what lifelines fits to the data set itself;
 records are made up: about 1,000 with about 150 events, Weibull hazards, and follow-up that depends on the terms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

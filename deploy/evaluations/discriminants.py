@@ -5,8 +5,6 @@ with records scored whole. The table has the accuracy on the 30% of each class t
 and of two classes the area under the ROC curve, in points; both ways take the same splits, each with noise of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path

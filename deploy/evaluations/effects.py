@@ -4,8 +4,6 @@ Patients are treated by age and severity. The table says how often the interval 
 did (0.1 fewer deaths), and how far off the crude difference is. Of epsilon squared the first study has three quarters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

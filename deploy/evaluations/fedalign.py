@@ -9,8 +9,6 @@ The part "private" trains a softmax classifier on images averaged over 2 x 2 pix
 and by local DP-SGD (fedavg): moments and training are one study, and its epsilon is that of both.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

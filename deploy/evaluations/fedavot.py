@@ -10,8 +10,6 @@ is the objective sum_i p_i f_i over all training records. Nothing is encrypted o
 other, so this is for simulation only.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence

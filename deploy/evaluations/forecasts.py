@@ -5,8 +5,6 @@ are unequal, and columns depend on one another. A plan is given what could be pu
 deviations, or quartiles. It is held against studies of fresh patients, each drawn anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 

@@ -12,8 +12,6 @@ What both run is the method "hfedatm" as it stands. One more row has noise on ev
 Tables of the evaluation of HFedATM, from its rows: one over all baselines, one by baseline.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

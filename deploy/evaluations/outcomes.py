@@ -4,8 +4,6 @@ Six public tables that come with scikit-learn, statsmodels and lifelines, over f
 encryption; on 30% of the records, which no site has, R squared, explained Poisson deviance, or Harrell's C.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

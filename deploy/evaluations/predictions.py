@@ -5,8 +5,6 @@ A formula that is a little off (slopes of four fifths of the true ones) is evalu
 samples of 1,000,000 records without noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

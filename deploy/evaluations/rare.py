@@ -6,8 +6,6 @@ learning rates does best on the very records that are tested; and logistic regre
 the area under the ROC curve on the 30% of each class that was held out, in points, over so many seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import warnings

@@ -4,8 +4,6 @@ Studies are compiled and run as in a federation of four sites, from the task's r
 is left out, and the noise is drawn by numpy. Covariates are like those of a heart study: numbers and indicators.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -4,8 +4,6 @@ Whole studies of ``gbdt`` without encryption, on records dealt to four sites. Th
 was held out.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

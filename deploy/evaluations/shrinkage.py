@@ -5,8 +5,6 @@ rotated ones. The table says how accurate the heads are on records that were not
 than a third of the way from chance to the discriminant of the same records in the clear, and how many are not estimable.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ Sums are made as queries release them, each with the noise of a release that it 
 4.05 times its sensitivity. Truths are of a million draws, or closed forms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 

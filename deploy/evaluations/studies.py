@@ -1,7 +1,5 @@
 """Studies of four sites that exist nowhere, as most evaluations compile them, and what they are run on in this process."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast

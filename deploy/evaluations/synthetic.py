@@ -6,8 +6,6 @@ Breast Cancer Study Group 2 trial, numbers in eight intervals (lifelines), and n
 over all pairs and all triples of columns, and the least is that of as many records drawn anew from the same ones.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from functools import partial

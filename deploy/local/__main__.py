@@ -1,7 +1,5 @@
 """``python -m local``: start everything, run a study, say where to look, stop."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -20,8 +18,8 @@ from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.process.commands import run
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
-from veilsum_participant.checks.ledgers import open_source, spending_fields
 from veilsum_participant.settings.config import load_participant_config
+from veilsum_privacy.dossier.ledgers import open_source, spending_fields
 
 COMPOSE = Path(__file__).parents[1] / "compose.yaml"
 STUDY = "study"

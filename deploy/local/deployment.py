@@ -1,7 +1,5 @@
 """Starts the services in the order of their dependencies, healthy, and stops them with the context."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error

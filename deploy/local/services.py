@@ -5,8 +5,6 @@ The file is read by Compose's own front end, a development tool. A volume become
 changed. Our images become this interpreter with the image's package, others the program of the same name.
 """
 
-from __future__ import annotations
-
 import graphlib
 import json
 import os

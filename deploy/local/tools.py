@@ -3,8 +3,6 @@
 Nothing is downloaded here; ``deploy/tools/fetch.sh`` does that.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

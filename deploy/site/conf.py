@@ -31,7 +31,7 @@ from veilsum_proto import SOFTWARE  # noqa: E402
 
 NAVIGATION: dict[str, list[str]] = {
     "Start": ["docs/first-study", "docs/api", "deploy/site/api", "docs/scientist", "docs/glossary"],
-    "Methods": ["docs/statistics", "docs/methods", "docs/results"],
+    "Methods": ["docs/statistics", "docs/papers", "docs/methods", "docs/results"],
     "Hospitals": [
         "docs/deployment/hospital",
         "docs/deployment/sources",

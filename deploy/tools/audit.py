@@ -6,8 +6,6 @@ where it could not learn that of any single package: a database that is away, or
 Written to ``audit/``: ``advisories.json`` as pip-audit found them, and a CycloneDX bill for each distribution.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -12,8 +12,6 @@
 What ``__all__`` names is stable (docs/api.md); every other module of this package may change between two versions.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Which coordinator an analyst or operator means, and as whom: options and environment first, then ``analyst.toml``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated

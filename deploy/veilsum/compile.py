@@ -4,8 +4,6 @@ Grid and noise follow from public values alone: the schema's ``max_records``, th
 demand, which is an epsilon or the error that the noise may cause. This module signs nothing and submits nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

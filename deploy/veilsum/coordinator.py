@@ -1,7 +1,5 @@
 """What an analyst asks of a coordinator, whether over the network (:mod:`veilsum.remote`) or in this process."""
 
-from __future__ import annotations
-
 import builtins
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ participants; time is an estimate for ordinary machines and lines, and waits for
 hand, take what they take.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A request made ready for the participants of a coordinator, or for a number of them that nobody knows yet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,22 +1,22 @@
-"""A result's tables as CSV, LaTeX and HTML, with pictures (:mod:`veilsum.pictures`), for papers and slides.
+"""A result's tables as files, with pictures (:mod:`veilsum.pictures`), for papers and slides.
 
 Tables are the lists of rows in a result's summary; what else it tells is one more, ``summary``. A figure with its interval
 becomes one cell, ``61.2 (59.8 to 62.7)``, but in CSV, where value, errors and ends have columns of their own. Pictures need
 matplotlib (the extra ``plots``).
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from veilsum.markov_fields import fit_field
-from veilsum.pictures import Row, plot
+from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, paper_tables, subgroups_of
+from veilsum.pictures import Drawn, Row, plot
+from veilsum.texts import escaped_row, escaped_tex
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_node.errors import ConfigurationError, raising
@@ -24,9 +24,10 @@ from veilsum_node.file_names import file_name, write_files
 from veilsum_node.process.software import install_extra
 from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
 
-FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost", "onnx")
+FORMATS = ("csv", "html", "latex", "word", "text", "svg", "png", "xgboost", "onnx")
 
 MODELS = ("tree", "graph")
 """Models of synthetic records: the result's own tree of pairs, or a new Markov random field (the extra `synthetic`)."""
@@ -47,8 +48,12 @@ def export_result(
     site: str | None = None,
     from_features: bool = False,
     replace: bool = False,
+    study: Study | None = None,
+    nonnormal: Sequence[str] = (),
 ) -> list[Path]:
     """Write every table of a result, and a picture of each that has one, into a directory; returns the files.
+
+    CSV is for programs, a row a figure. The others are for papers: a table one is one table, with a column for each group.
 
     A file is named for its table (:func:`veilsum_node.file_names.file_name`) and lies in the directory, whatever that name is.
 
@@ -61,6 +66,8 @@ def export_result(
         site, from_features: of an ONNX file (:func:`veilsum.onnx_model.onnx_bytes`).
         replace: replace files that are there; without it, one that is there with other content is an error, and nothing is
             written.
+        study: that the result is of, for labels, units and categories.
+        nonnormal: numbers of which a table one shows the median alone.
 
     Raises:
         ConfigurationError: an unknown format or model, pictures without matplotlib, a graph without mbi, or ONNX without onnx.
@@ -74,7 +81,7 @@ def export_result(
         raise ConfigurationError(f"No model of synthetic records is called {model!r}.", f"Models: {', '.join(MODELS)}.")
     files: dict[str, bytes] = {}
     if "html" in formats:
-        files["result.html"] = to_html(result, about).encode()
+        files["result.html"] = to_html(result, about, study, nonnormal).encode()
     if "xgboost" in formats:
         files["model.json"] = xgboost_json(result)
     if "onnx" in formats:
@@ -86,13 +93,36 @@ def export_result(
         for name, rows in tables_of(result).items()
         if name in result.arrays and rows and "levels" in rows[0]
     }
+    _add_printed(files, result, formats, study, nonnormal, about)
     for name, rows in all_tables(result).items():
-        for form, (suffix, written) in _OF_TABLES.items():
-            if form in formats and not (form == "csv" and name in synthetic) and (data := written(name, rows)) is not None:
-                files[file_name(name, f".{suffix}", taken=files)] = data
+        if "csv" in formats and name not in synthetic:
+            files[file_name(name, ".csv", taken=files)] = to_csv(rows).encode()
         if name in synthetic:
             files[file_name(name, ".csv", taken=files)] = records_csv(synthetic[name], rows).encode()
     return write_files(directory, files, replace=replace)
+
+
+def _add_printed(
+    files: dict[str, bytes],
+    result: Result,
+    formats: Sequence[str],
+    study: Study | None,
+    nonnormal: Sequence[str],
+    about: Mapping[str, Any] | None,
+) -> None:
+    """Add the files for papers: tables and pictures."""
+    printed = printed_tables(result, study, nonnormal, about)
+    for name, table in printed.items():
+        if "latex" in formats:
+            files[file_name(name, ".tex", taken=files)] = table.to_latex().encode()
+        if "text" in formats:
+            files[file_name(name, ".txt", taken=files)] = table.text.encode()
+    if "word" in formats:
+        files["result.docx"] = documents_of(list(printed.values()))
+    for name, own in drawings(result, study).items():
+        for form in ("svg", "png"):
+            if form in formats and (data := plot(name, own, form)) is not None:
+                files[file_name(name, f".{form}", taken=files)] = data
 
 
 def tables_of(result: Result) -> dict[str, list[Row]]:
@@ -204,35 +234,12 @@ def to_latex(rows: Sequence[Row], caption: str) -> str:
     """A ``table`` with ``booktabs`` rules."""
     names = column_names(rows)
     lines = [
-        r"\begin{table}", rf"\caption{{{_tex(caption)}}}", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule",
-        _tex_row(name.replace("_", " ") for name in names), r"\midrule",
-        *(_tex_row(cell(row.get(name)) for name in names) for row in rows),
+        r"\begin{table}", rf"\caption{{{escaped_tex(caption)}}}", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule",
+        escaped_row(name.replace("_", " ") for name in names), r"\midrule",
+        *(escaped_row(cell(row.get(name)) for name in names) for row in rows),
         r"\bottomrule", r"\end{tabular}", r"\end{table}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
-
-
-_TEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "…": r"\dots{}",
-}
-_TEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"±": r"$\pm$"}
-
-
-def _tex_row(cells: Iterable[str]) -> str:
-    """A row; one that begins with a bracket would be taken for an option of the command before it."""
-    text = " & ".join(map(_tex, cells))
-    return ("{[}" + text[1:] if text.startswith("[") else text) + r" \\"
-
-
-def _tex(text: str) -> str:
-    """Text as TeX shows it, on one line: an empty one would end the paragraph. Hyphens and quotes stay as they are."""
-    apart = re.sub(r"(?<=([-`'?!]))(?=[-`'])", "\0", " ".join(text.split()))
-    return "".join("{}" if letter == "\0" else _TEX.get(letter, letter) for letter in apart)
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
@@ -241,7 +248,54 @@ table{border-collapse:collapse;margin:0 0 2rem}th,td{text-align:left;padding:.25
 .5rem} p{color:#555}svg{max-width:100%;height:auto}"""
 
 
-def to_html(result: Result, about: Mapping[str, Any] | None = None) -> str:
+def printed_tables(
+    result: Result, study: Study | None, nonnormal: Sequence[str] = (), about: Mapping[str, Any] | None = None
+) -> dict[str, PaperTable]:
+    """A result's tables as papers print them: those that have a form of their own, and every other as it is.
+
+    Args:
+        result: of the study.
+        study: for labels, units and categories, if it is at hand.
+        nonnormal: numbers of which a table one shows the median alone.
+        about: what is known of the study, of which ``noise`` says whether figures have any.
+    """
+    private = (about or {}).get("noise") != "none"
+    known = tables_of(result)
+    found = paper_tables(known, study, nonnormal, private=private)
+    printed = set(found)
+    for name, rows in all_tables(result).items():
+        if name in printed or name == "queries" or (printed and name in (SUMMARY, "score")) or belongs(name, printed):
+            continue
+        names = column_names(rows)
+        lines = (Line(cell(row.get(names[0])), tuple(cell(row.get(key)) for key in names[1:])) for row in rows)
+        found[name] = PaperTable(name, tuple(key.replace("_", " ") for key in names), tuple(lines))
+    return found
+
+
+def drawings(result: Result, study: Study | None) -> dict[str, Drawn]:
+    """What there is to draw, by table: its rows, the tests of it, and what columns are called."""
+    tables, names = tables_of(result), Names(study)
+    ones = {name.partition(".")[0] for name in paper_tables(tables, study)}
+    found = {
+        name: Drawn(rows, tuple(tables.get(f"{name} tests", ())), (), names)
+        for name, rows in tables.items()
+        if not belongs(name, ones) and not name.endswith(" tests")
+    }
+    if SUBGROUPS in tables:
+        found[SUBGROUPS] = Drawn((), (), subgroups_of(tables, names), names)
+    return found
+
+
+def belongs(name: str, printed: Collection[str]) -> bool:
+    """Whether a table is a part of one that is printed in a form of its own."""
+    parts = name.partition(".")[0], name.removesuffix(" tests")
+    of_subgroups = SUBGROUPS in printed and re.fullmatch(rf"{SUBGROUPS}(?:-\d+)?(?: \w+)?", name) and name != SUBGROUPS
+    return bool(of_subgroups) or any(part in printed and part != name for part in parts)
+
+
+def to_html(
+    result: Result, about: Mapping[str, Any] | None = None, study: Study | None = None, nonnormal: Sequence[str] = ()
+) -> str:
     """One page with every table, and the pictures where matplotlib is installed; ``about`` is what it says of the study."""
     parts = [f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(result.method)}</title>"]
     parts += [f"<style>{_STYLE}</style><body><h1>Result of {html.escape(result.method)}</h1>"]
@@ -249,12 +303,17 @@ def to_html(result: Result, about: Mapping[str, Any] | None = None) -> str:
         told = ", ".join(f"{key} {cell(value)}" for key, value in about.items() if value is not None and key != "method")
         parts.append(f"<p>{html.escape(told)}</p>")
     parts.append("<p>In brackets 95% intervals for the population: sampling and noise together.</p>")
-    for name, rows in all_tables(result).items():
+    drawn = drawings(result, study)
+    own = paper_tables(tables_of(result), study, nonnormal, private=(about or {}).get("noise") != "none")
+    every = all_tables(result)
+    for name in {**own, **every}:
+        if name not in own and (belongs(name, own) or name == "queries"):
+            continue
         parts.append(f"<h2>{html.escape(name)}</h2>")
-        picture = _picture_if_possible(name, rows)
+        picture = _picture_if_possible(name, drawn[name]) if name in drawn else ""
         if picture:
             parts.append(picture)
-        parts.append(table_html(rows))
+        parts.append(own[name].to_html() if name in own else table_html(every[name]))
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
@@ -266,18 +325,9 @@ def table_html(rows: Sequence[Row]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _picture_if_possible(name: str, rows: Sequence[Row]) -> str:
+def _picture_if_possible(name: str, drawn: Drawn) -> str:
     try:
-        picture = plot(name, rows, "svg")
+        picture = plot(name, drawn, "svg")
     except ConfigurationError:  # without matplotlib a page has tables only
         return ""
     return "" if picture is None else picture.decode().partition("<svg")[1] + picture.decode().partition("<svg")[2]
-
-
-_OF_TABLES: Mapping[str, tuple[str, Callable[[str, Sequence[Row]], bytes | None]]] = {
-    "csv": ("csv", lambda _, rows: to_csv(rows).encode()),
-    "latex": ("tex", lambda name, rows: to_latex(rows, name).encode()),
-    "svg": ("svg", lambda name, rows: plot(name, rows, "svg")),
-    "png": ("png", lambda name, rows: plot(name, rows, "png")),
-}
-"""Formats with a file for each table: its suffix, and its content by the table's name and rows; None where it has none."""

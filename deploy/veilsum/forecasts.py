@@ -5,8 +5,6 @@ its scores of typical records against those without noise, and any other array i
 root mean square. A figure's chance of being told is the share of runs in which it was estimable.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ the package mbi fits it and draws from it. A pair is part of it if its interacti
 would be, the strongest first, as long as exact inference stays cheap. Measured against the tree: docs/results.md.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Graphs of ONNX as they are written, operator by operator, for opset 17 and ai.onnx.ml 3 (:mod:`.onnx_model`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

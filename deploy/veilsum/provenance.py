@@ -1,7 +1,5 @@
 """What a result's files say of the study that made it, and of what it cost. Nothing here is verified."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof
 from veilsum_privacy.results.result import MANIFEST
-from veilsum_privacy.study.study import parse_study, study_digest
+from veilsum_privacy.study.study import Study, parse_study, study_digest
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -46,14 +44,26 @@ def stated_cost(directory: Path) -> dict[str, Any]:
     Raises:
         HostileInput: the study is malformed, or not the one that the manifest names.
     """
+    study = signed_study(directory)
+    if study is None:
+        about = read_manifest(directory)["study"]
+        return {key: about[key] for key in ("epsilon", "delta") if isinstance(about.get(key), int | float)}
+    privacy = study.privacy
+    return {"epsilon": privacy.epsilon, "delta": privacy.delta, "noise": privacy.noise, "unit": privacy.unit}
+
+
+def signed_study(directory: Path) -> Study | None:
+    """The study beside a result, whose schema has the labels and units that papers show; None where none lies there.
+
+    Raises:
+        HostileInput: as :func:`stated_cost`.
+    """
     try:
         data = (directory / STUDY_FILE).read_bytes()
     except OSError:
-        about = read_manifest(directory)["study"]
-        return {key: about[key] for key in ("epsilon", "delta") if isinstance(about.get(key), int | float)}
+        return None
     signed = StudyProof.parse(data).study
     study = parse_study(signed)
     if study_digest(signed).hex() != stated_study(directory).get("study"):
         raise HostileInput(f"{directory}: its proof is that of another study.", "Fetch the result again.")
-    privacy = study.privacy
-    return {"epsilon": privacy.epsilon, "delta": privacy.delta, "noise": privacy.noise, "unit": privacy.unit}
+    return study

@@ -3,8 +3,6 @@
 Fine enough that truncation to it is lost in the noise, coarse enough that a cohort's sum fits a lane of the encoding.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

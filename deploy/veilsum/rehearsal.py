@@ -6,8 +6,6 @@ plan always tells the same. Where records are sampled, sums are what they are on
 to within its grid.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ A method is a function of what was released to it. So whoever holds the releases
 same kind of processor; another one may round otherwise.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping

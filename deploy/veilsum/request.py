@@ -1,7 +1,5 @@
 """What an analyst writes: a study.toml, validated and with the schema that it points to. Nothing is filled in here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self

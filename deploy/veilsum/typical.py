@@ -7,8 +7,6 @@ together a little, as they share one normal factor: before they are cut into lev
 The classes of a label share more of it, so that they can be told apart.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Mapping

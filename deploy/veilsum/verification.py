@@ -1,7 +1,5 @@
 """Verifies a result on disk by the proof that lies beside it: offline, with the federation's authority certificate alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -9,8 +9,6 @@ Of a number the predictions are s as in low + (s + 1) (high - low) / 2, of a cou
 attributes have these bounds, and ``most``, which XGBoost does not cut means at.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

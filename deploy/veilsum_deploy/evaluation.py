@@ -4,8 +4,6 @@ The baseline is the method "fedcgs" on exact moments of records in one place, un
 could do if they pooled their records. It exists for comparison in trials; nothing here is part of a study.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from veilsum_aggregation.heads import LinearHead

@@ -5,8 +5,6 @@ image: the middle square, at one size, as grey or colour levels from 0 to 255; a
 scaled to [-1, 1], at an L2 norm of 1. So each bound is public. Nothing here is part of a study.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Certificates of the metrics endpoints of a federation for trying: an authority o
 Beside the federation's authority, not under it: who may scrape is another question than who is a member.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os
@@ -33,7 +31,7 @@ from veilsum_node.addresses import bare_host
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.authority import certificate_builder
-from veilsum_node.identity.provision import TRIAL_HOSTS, Kit, make_kit
+from veilsum_node.identity.kit import TRIAL_HOSTS, Kit, make_kit
 from veilsum_node.process.commands import run
 from veilsum_node.process.console import print_line
 

@@ -1,7 +1,5 @@
 """Addresses ``host:port`` of every configuration and command, as one rule reads them: names, IPv4, and IPv6 in brackets."""
 
-from __future__ import annotations
-
 import ipaddress
 import urllib.parse
 

@@ -4,8 +4,6 @@ Serves every configuration of the project: schemas, studies, participants, coord
 file or read the environment (:mod:`veilsum_node.overrides` does); a model's own validators do what is particular to it.
 """
 
-from __future__ import annotations
-
 import difflib
 import tomllib
 import types

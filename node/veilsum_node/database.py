@@ -6,8 +6,6 @@ makes writers queue as SQLite's write lock does. This module defines no tables: 
 (:meth:`Database.migrate`).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,8 +1,6 @@
 """What a database's driver raises and what its tables are too new for, as errors of ours: the cause in words, what to do, and
 no statement and no value."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

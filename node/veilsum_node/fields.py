@@ -1,7 +1,5 @@
 """Types of the fields of everything that is configured or agreed on: bounded numbers, names, digests, frozen models."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import (

@@ -4,8 +4,6 @@ A name out of a result, a study or a peer's message is a text like any other. :f
 on every system that people unpack files on; :func:`write_files` writes below a folder, nowhere else, and over nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

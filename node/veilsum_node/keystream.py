@@ -1,7 +1,5 @@
 """ChaCha20's keystream: many bytes of a key of 32."""
 
-from __future__ import annotations
-
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from veilsum_node.randomness import RandomSource

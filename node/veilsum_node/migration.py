@@ -4,8 +4,6 @@ It needs neither a configuration file nor an environment script: scripts are fou
 the component's own table, and everything happens inside the caller's transaction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.resources import files

@@ -5,8 +5,6 @@ in TOML, or else is a text; an empty variable counts as not set. ``VEILSUM__..._
 secrets. A name that nearly begins so would change nothing, and is refused. No message of this module holds a value.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Numbers, rows of words and causes in sentences that operators read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

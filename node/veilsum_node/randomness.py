@@ -4,8 +4,6 @@ Where much of it is used at once, a source gives a key that :mod:`veilsum_node.k
 under ``tests``; nothing installed can construct one.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Protocol
 

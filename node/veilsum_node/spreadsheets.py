@@ -4,8 +4,6 @@ The signs are those of OWASP's page on CSV injection. An apostrophe before the t
 makes it a text. A number is none: neither one that is written as a number, nor a text that is nothing but a number.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

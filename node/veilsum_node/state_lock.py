@@ -5,8 +5,6 @@ itself stays and says who held it last. It is a lock between processes of one ma
 knows locks; whoever must be surer checks in the database besides, as a coordinator does.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

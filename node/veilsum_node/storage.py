@@ -4,8 +4,6 @@ The time of a backup lies in a file beside the state, which every backup of this
 way leaves none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

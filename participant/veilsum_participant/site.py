@@ -6,8 +6,6 @@ code.
 What a site's process has tried without records, so that it does not try all of it again each round.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

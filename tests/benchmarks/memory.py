@@ -67,9 +67,9 @@ def measure_round(*, quick: bool = False) -> dict[str, Any]:
 def whole_round(size: int, directory: Path) -> None:
     """Add and fix a sum, open it, store the release; print each step's peak in MiB."""
     from veilsum_coordinator.protocol.accumulator import Accumulator
-    from veilsum_coordinator.storage.long_values import LONG, METADATA, RELEASE_PIECES, SUM_PIECES, cut, write_pieces
+    from veilsum_coordinator.storage.long_values import METADATA, RELEASE_PIECES, SUM_PIECES, cut, write_pieces
     from veilsum_node.database import open_database
-    from veilsum_privacy.results.sum_evidence import total_to_bytes
+    from veilsum_privacy.results.sum_evidence import total_blocks
     from veilsum_privacy.securesum.data_masks import unmask_values
     from veilsum_privacy.securesum.opening import open_words
 
@@ -93,13 +93,13 @@ def whole_round(size: int, directory: Path) -> None:
         passed("added")
         total = accumulator.take()
         with database.transaction() as connection:
-            kept = total_to_bytes(total, plan)
-            pieces = [memoryview(kept)[start : start + LONG] for start in range(0, len(kept), LONG)]
-            write_pieces(connection, SUM_PIECES, bytes(32), 1, pieces)
+            for place, block in enumerate(total_blocks(total, plan)):
+                write_pieces(connection, SUM_PIECES, bytes(32), 1, [block], place)
         total.digest(plan, context)
-        del kept, pieces
         passed("fixed and stored")
-        values = unmask_values(open_words(total, plan, context, consents), plan, context, consents)
+        words = open_words(total, plan, context, consents, total.coefficients)
+        values = unmask_values(words, plan, context, consents)
+        del words, total
         if values.any():
             raise AssertionError("the opened sum is not the exact one")
         passed("opened")

@@ -57,13 +57,20 @@ def resident() -> int:
 
 def without_encryption() -> None:
     """Let words pass in the clear, in this process only: no products, no errors, no masks, and check words of no words."""
-    from veilsum_privacy.securesum import check_words, one_time_keys, products, streams
+    from veilsum_participant.protocol import payloads
+    from veilsum_privacy.securesum import check_words, one_time_keys, opening, streams
 
-    def vanished(self: Any, polynomials: Any) -> Any:
-        return np.zeros_like(polynomials)
+    def vanished(key: Any, context: bytes, ring: Any, words: int, multiplier: Any) -> Any:
+        yield slice(0, words), np.zeros(words, dtype=np.uint64)
 
     def taken(self: Any, count: int) -> Any:
         return np.zeros(count, dtype=np.uint64)
+
+    def added(streams: Any, others: Any, count: int, bound: int) -> Any:
+        return np.zeros(count, dtype=np.uint64)
+
+    def no_key(ring: Any, source: Any) -> Any:
+        return np.zeros(ring.degree, dtype=np.int64)
 
     def unasked(words: Any, context: bytes, rho: bytes) -> tuple[int, ...]:
         return (0,) * check_words.CHECKS
@@ -71,8 +78,11 @@ def without_encryption() -> None:
     def centred(values: Any, modulus: int, variance: Any, source: Any) -> Any:
         return np.zeros(len(values), dtype=np.int64)
 
-    products.KeyProducts.times = vanished  # type: ignore[method-assign]
+    for module in (one_time_keys, opening):
+        module.common_products = vanished  # type: ignore[attr-defined]
     streams.WordStream.take = taken  # type: ignore[method-assign]
+    streams.WordStream.total = added  # type: ignore[method-assign,assignment]
+    payloads.draw_key = no_key
     check_words.products = unasked
     one_time_keys.gaussian_rounding = centred  # type: ignore[attr-defined]
 

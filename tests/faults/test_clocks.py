@@ -187,15 +187,22 @@ def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, sec
 
 @pytest.mark.system
 def test_a_participant_stands_still_when_consent_is_asked_for(network: FaultedProcesses) -> None:
+    """Its answer is in, and the request for its consent comes to a process that does not run."""
     _hurry(network, LATE_CONSENT)
     key = _begin(network)
     network.await_contributions(2)
-    network.participants["b"].pause()
+    network.participants["a"].pause()  # so that nobody is asked for consent yet
     network.proxies["c"].release()
+    wait_for(lambda: network.attempts("b", key)[-1]["fixed"] is not None, "an answer of b")
+    network.proxies["b"].deafen()
+    network.participants["a"].resume()
+    network.await_round(key, "consenting")
+    network.participants["b"].pause()
+    network.proxies["b"].release()
     status = network.await_end(key)
     assert status.phase == "failed"
     assert "no consent from b in time" in status.reason
-    assert network.attempt_states(key)["b"] == "payload"
+    assert network.attempt_states(key) == {"a": "consented", "b": "payload", "c": "consented"}
     network.participants["b"].resume()
     network.await_over("b", key)  # which may have had the request at its socket, and consented too late, charged for it
     charged = "".join(name for name, state in network.attempt_states(key).items() if state == "consented")

@@ -104,6 +104,7 @@ def _answered(network: Processes, key: bytes) -> list[str]:
     return [name for name in NAMES if any(attempt["answer"] for attempt in network.attempts(name, key))]
 
 
+@pytest.mark.system
 def test_killed_after_some_consents(network: Processes) -> None:
     """Two consents are in, the third is held up: the same sum is consented to further, once."""
     key = _begin(network)

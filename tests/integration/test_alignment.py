@@ -18,7 +18,7 @@ from veilsum.local.sites import make_local
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.results.released_models import result_projection
 from veilsum_node.identity import load_credentials
-from veilsum_node.identity.provision import Kit
+from veilsum_node.identity.kit import Kit
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Projection

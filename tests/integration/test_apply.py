@@ -25,7 +25,7 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.alignment import application
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.database import open_database
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.kit import Kit, make_kit
 from veilsum_participant.applying.model import Model, load_model
 from veilsum_participant.store.kept import KeptVector, keep_vector
 from veilsum_participant.store.studies import add_study

@@ -27,7 +27,8 @@ from support.randomness import RARE_DEVIATIONS
 from veilsum.remote import connect
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.files import read_file
-from veilsum_node.identity.provision import Kit, install, make_kit, prepare
+from veilsum_node.identity.kit import Kit, make_kit
+from veilsum_node.identity.provision import install, prepare
 from veilsum_node.transport.connection import UnreachableError, probe_tcp, probe_tls
 from veilsum_privacy.results.result import load_result
 

@@ -60,7 +60,7 @@ def running(command: list[str], log: Path, said: str) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(240) == 0, log.read_text()
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def nginx(folder: Path, socket: Path) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
 
 
 class Site:

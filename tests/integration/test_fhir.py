@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import itertools
 import json
 import random
@@ -12,9 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import duckdb
 import pytest
 from typer.testing import CliRunner
 
+import veilsum_participant.recipes
 from veilsum_node.errors import DataError
 from veilsum_node.process.check import CheckOutcome
 from veilsum_participant.checks.datasets import dataset
@@ -27,6 +28,7 @@ from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema_file import load_schema
 
 PATIENTS = 80
+RECIPE = Path(veilsum_participant.recipes.__file__).parent / "fhir" / "cohort.sql"
 QUERIES = ("cohort", "encounters", "observations")
 TYPES = ("Patient", "Condition", "Observation", "Encounter")
 SNOMED, ICD, LOINC = "http://snomed.info/sct", "http://hl7.org/fhir/sid/icd-10-cm", "http://loinc.org"
@@ -227,11 +229,18 @@ def newest(versions: list[Resource]) -> Resource:
         return (float("-inf") if when is None else when, int(number) if number.isdigit() else -1)
 
     last = max(map(place, versions))
-    found = {json.dumps(item, separators=(",", ":")) for item in versions if place(item) == last}
-    latest = max(
-        found, key=lambda text: hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-    )  # of equally late ones any, but always the same
-    return json.loads(latest)  # type: ignore[no-any-return]
+    equal = list({json.dumps(item): item for item in versions if place(item) == last}.values())
+    return equal[0] if len(equal) == 1 else any_of(equal)
+
+
+def any_of(equal: list[Resource]) -> Resource:
+    """Of equally late versions any, but always the same: the greatest as DuckDB orders what the recipe reads of them."""
+    kind = equal[0]["resourceType"]
+    (part,) = (part for part in RECIPE.read_text().split("),\n") if f"type) = '{kind}'" in part)
+    (read,) = re.findall(r"json_transform\(json, '([^']*)'\) AS resource", part)
+    asked = "SELECT json FROM (SELECT unnest(?) AS json) ORDER BY json_transform(json, ?) DESC LIMIT 1"
+    (found,) = duckdb.execute(asked, [[json.dumps(item) for item in equal], read]).fetchall()
+    return json.loads(found[0])  # type: ignore[no-any-return]
 
 
 class Export:

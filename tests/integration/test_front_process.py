@@ -37,7 +37,9 @@ BEFORE_UPLOAD = 20_000
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     data = make_data(NAMES, 5, WIDTH)
-    with running_processes(tmp_path_factory.mktemp("federation"), data, waits=WAITS, isolation="processes") as processes:
+    with running_processes(
+        tmp_path_factory.mktemp("federation"), data, waits=WAITS, isolation="processes", isolated="c"
+    ) as processes:
         yield processes
 
 
@@ -86,6 +88,7 @@ def _finished(network: Processes, key: bytes) -> None:
     assert [count(network.entries(name, key), Kind.CHARGE) for name in NAMES] == [1, 1, 1]
 
 
+@pytest.mark.system  # a killed guard is dearer to a site, and stays
 def test_a_front_that_is_killed_in_an_upload_is_replaced_and_nothing_is_charged_twice(network: Processes) -> None:
     key = _begin(network)
     launcher = network.participants["c"].pid
@@ -123,7 +126,7 @@ def test_a_launcher_that_is_killed_leaves_nobody_behind(network: Processes) -> N
 def test_a_site_in_processes_stops_as_one(network: Processes, number: signal.Signals) -> None:
     """Also where all of them are signalled, as a terminal and systemd do: the front waits for the guard."""
     network.heal()
-    process = network.participants["a"]
+    process = network.participants["c"]
     parts = children(process.pid)
     assert {"front", "guard"} <= set(parts) <= {"front", "guard", "reader"}
     for pid in (*parts.values(), process.pid):
@@ -131,12 +134,12 @@ def test_a_site_in_processes_stops_as_one(network: Processes, number: signal.Sig
     wait_for(lambda: not process.alive, "the end")
     assert process.status == 0
     assert all(map(gone, parts.values()))
-    assert "stopped" in (network.directory("a") / "log").read_text().splitlines()[-1]
+    assert "stopped" in (network.directory("c") / "log").read_text().splitlines()[-1]
 
 
 def test_a_front_has_no_file_of_the_sites_open_and_no_variable_of_its_settings(network: Processes) -> None:
     network.heal()
-    parts = children(network.participants["a"].pid)
+    parts = children(network.participants["c"].pid)
     own = Path("/proc") / str(parts["front"])
     assert "CapEff:\t0000000000000000" in (own / "status").read_text() or os.getuid() == 0
     status = dict(line.split(":\t", 1) for line in (own / "status").read_text().splitlines() if ":\t" in line)

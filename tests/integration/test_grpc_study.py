@@ -40,7 +40,7 @@ def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
         server, _, stub = stack.enter_context(wired(bed))
         study = bed.compile(make_request(schema_of(3), epsilon=None)).to_bytes()
         key = submit(bed, stub, study)
-        phases = [status.phase for status in stub.Watch(pb.ShowRequest(study=key), timeout=60)]
+        phases = [status.phase for status in stub.Watch(pb.ShowRequest(study=key), timeout=240)]
         status = stub.Show(pb.ShowRequest(study=key))
         assert status.phase == StudyPhase.FINISHED, (status.reason, status.refusals)
         assert phases[-1] == "finished"
@@ -139,7 +139,7 @@ def test_a_fault_in_a_participant_costs_an_attempt_and_not_the_participant(tmp_p
         _, _, stub = stack.enter_context(wired(bed, Waits(grace=30)))
         study = bed.compile(make_request(schema_of(3), epsilon=1.0)).to_bytes()
         key = submit(bed, stub, study)
-        last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
+        last = list(stub.Watch(pb.ShowRequest(study=key), timeout=240))[-1]
     assert faulty.failed
     assert last.phase == "finished", last.reason
     assert [(item.attempts, list(item.cohort)) for item in last.rounds] == [(2, ["a", "b", "c"])]
@@ -234,7 +234,7 @@ def test_a_round_of_few_values_takes_three_calls_of_a_site(tmp_path: Path, monke
         request = make_request(schema_of(3), "fedsgd", epsilon=3.0)
         study = bed.compile(request.model_copy(update={"parameters": {"steps": rounds, "centre": False}}))
         key = submit(bed, stub, study.to_bytes())
-        *_, last = stub.Watch(pb.ShowRequest(study=key), timeout=60)
+        *_, last = stub.Watch(pb.ShowRequest(study=key), timeout=240)
         assert last.phase == "finished", last.reason
         seats = server.hub.studies[key].machine.seats.values()
         wait_for(lambda: all(seat.done for seat in seats), "the end everywhere")

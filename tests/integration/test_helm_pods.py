@@ -32,7 +32,7 @@ from support.processes import lasting_ports
 from veilsum.access import LoginSettings
 from veilsum.login.person import log_in
 from veilsum_node.identity import Authority, Role, load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.kit import Kit, make_kit
 
 TOKEN = "a-token-of-at-least-thirty-two-characters"
 MONITORED = "trial-veilsum-coordinator-metrics.veilsum.svc"
@@ -177,7 +177,7 @@ def test_a_coordinator_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) ->
         for asked, expected in ((MONITORED, 0), ("another.name", 1)):
             arguments = ["127.0.0.1", str(machine.ports[9464]), asked, machine.local(place)]
             command = [*machine.command(tester.container["command"]), script, *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240)
             assert done.returncode == expected, done.stderr
     assert not list((machine.folder / "var/lib/veilsum").glob("*.db"))  # the journal is in PostgreSQL
 

@@ -128,7 +128,7 @@ class Invaded(Processes):
         waits = Waits(enrol=200, seal=200, contribute=200, consent=200, check=200, grace=9)
         data = make_data("abc", 60, 3)
         settings = {"waits": waits, "budget": (None, 1e-5), "max_peer_streams": 16}
-        super().__init__(directory, data, forked=False, **settings)
+        super().__init__(directory, data, **settings)
         own = self.directory(self.victim)
         (own / "data").mkdir()
         (own / "records.npz").rename(own / "data" / "records.npz")

@@ -31,10 +31,11 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.login.issuer import Issuer, LoginMetrics, LoginServer, LoginServiceConfig, RoleSettings
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Authority, Role, load_credentials, new_key_and_csr
-from veilsum_node.identity.authority import login_request
-from veilsum_node.identity.directory import parse_directory, sign_directory
+from veilsum_node.identity.directory import parse_directory
 from veilsum_node.identity.files import write_new
 from veilsum_node.identity.provision import install
+from veilsum_node.identity.releases import sign_directory
+from veilsum_node.identity.requests import login_request
 from veilsum_node.oidc.fetcher import AnsweredError, Fetcher
 from veilsum_node.oidc.provider import ALGORITHMS, ProviderSettings, discover
 

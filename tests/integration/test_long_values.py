@@ -28,6 +28,7 @@ from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.results.result import load_result
+from veilsum_privacy.securesum import packed
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +37,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of 3 integers and of 1000 bytes of a sum in the journal, of 4 values in a method, whose state lies in files."""
+    """Pieces of 3 integers and of 8 words of a sum in the journal, of 4 values in a method, whose state lies in files."""
     monkeypatch.setattr(journal, "LONG", 1000)
+    monkeypatch.setattr(packed, "_BLOCK", 8)
     for module in (releases, long_arrays):
         monkeypatch.setattr(module, "LONG", 1)
     for module in (releases, long_values):
@@ -89,8 +91,8 @@ def test_any_part_can_be_read_and_the_sum_stays(tmp_path: Path, monkeypatch: pyt
     for name, block in release.values.items():
         np.testing.assert_array_equal(release.part(name, slice(0, block.size)), block.reshape(-1))
     (assignment,) = [item.assignment for item in bed.hub.studies[key].machine.rounds]
-    size = bed.hub.studies[key].machine.agreed.task("statistics").plan(4, len(assignment.cohort)).encoding.payload_bytes
-    assert stored(bed) == (1, -(-len(values) // 3), -(-size // 1000))
+    words = bed.hub.studies[key].machine.agreed.task("statistics").plan(4, len(assignment.cohort)).encoding.words
+    assert stored(bed) == (1, -(-len(values) // 3), 1 + -(-words // 8))
 
 
 def test_a_sum_that_does_not_open_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

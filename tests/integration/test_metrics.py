@@ -81,7 +81,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             stack.enter_context(running_client(site, address))
         stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
         key = submit(bed, stub, study)
-        last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
+        last = list(stub.Watch(pb.ShowRequest(study=key), timeout=240))[-1]
         assert last.phase == "finished", last.reason
         machine = server.hub.studies[key].machine
         wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
@@ -265,5 +265,7 @@ def test_bytes_that_are_no_message_are_counted(ran: Ran) -> None:
 def test_prometheus_itself_finds_nothing_to_say(ran: Ran) -> None:
     promtool = need_tool("promtool")
     for registry in (ran.server.metrics.registry, ran.metrics["a"].registry):
-        done = subprocess.run([promtool, "check", "metrics"], input=generate_latest(registry), capture_output=True, timeout=60)
+        done = subprocess.run(
+            [promtool, "check", "metrics"], input=generate_latest(registry), capture_output=True, timeout=240
+        )
         assert done.returncode == 0, done.stdout + done.stderr

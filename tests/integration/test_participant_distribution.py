@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -25,6 +27,14 @@ PACKAGES = {
 }
 OTHERS = ("veilsum_coordinator", "veilsum", "veilsum_deploy")
 OWN = re.compile(r"_?veilsum|__editable__", re.IGNORECASE)
+
+HELD = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from reached import closure, files, settings
+stated = settings("participant")
+print(json.dumps(sorted(files(closure(stated["roots"], stated.get("without", ()))).values())))
+"""
 
 EVERY_MODULE = """
 import importlib, importlib.util, json, pkgutil, sys
@@ -52,6 +62,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installe
     return install("participant", wheel, tmp_path_factory.mktemp("distribution"))
 
 
+def test_what_a_wheel_is_made_of_is_the_participants_alone() -> None:
+    """By what the build's hook finds: no wheel is built, which asks an index for the builder."""
+    command = [sys.executable, "-c", HELD, ROOT]
+    held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert "veilsum_participant/cli/__main__.py" in held
+    assert {name.partition("/")[0] for name in held} == set(PACKAGES)
+
+
+@pytest.mark.system
 def test_the_wheel_holds_nothing_but_the_participants_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}

@@ -424,7 +424,7 @@ def test_a_database_that_is_away_is_waited_for_and_paid_once(
         key = submit(bed, stub, bed.compile(make_request(schema_of(2), epsilon=None)))
         assert away.wait(60)
         postgres.resume()
-        phases = [status.phase for status in stub.Watch(pb.ShowRequest(study=key), timeout=60)]
+        phases = [status.phase for status in stub.Watch(pb.ShowRequest(study=key), timeout=240)]
         status = stub.Show(pb.ShowRequest(study=key))
     assert phases[-1] == StudyPhase.FINISHED.value, (status.reason, status.refusals)
     assert len(calls) >= 3

@@ -91,8 +91,11 @@ def test_docstrings_hold(module: str) -> None:
     assert doctest.testmod(import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 
 
-def test_the_page_holds() -> None:
-    found = doctest.testfile(str(ROOT / "docs" / "api.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+@pytest.mark.system
+@pytest.mark.parametrize("page", ["api.md", "papers.md"])
+def test_the_page_holds(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.attempted > 20
     assert found.failed == 0
 
@@ -109,7 +112,7 @@ def test_ten_lines_of_the_readme_lead_to_a_table(capsys: pytest.CaptureFixture[s
 def test_importing_it_loads_nothing_heavy() -> None:
     heavy = {"torch", "grpc", "numpy", "pandas", "matplotlib", "sklearn", "pydantic", "IPython"}
     program = f"import sys, veilsum; assert set(veilsum.__all__) <= set(dir(veilsum)); assert not {heavy!r} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
     with pytest.raises(AttributeError, match="nothing"):
         _ = veilsum.nothing  # type: ignore[attr-defined]
 
@@ -229,7 +232,7 @@ def test_a_result_goes_where_it_is_needed(exact: Dataset, federation: veilsum.Fe
     assert table.num_rows == len(result.rows()) == len(result.to_pandas())
     assert r"\toprule" in result.to_latex()
     assert {"sex", "time", "value_low"} <= set(result.to_csv().splitlines()[0].split(","))
-    assert "<table>" in result._repr_html_()
+    assert "<table" in result._repr_html_()
     assert "survival" in str(result)
     assert len(result.plot().axes) == 2  # the curve, and who is at risk
     assert {path.suffix for path in result.export(tmp_path / "paper", ["csv", "latex", "svg"])} == {".csv", ".tex", ".svg"}

@@ -13,6 +13,7 @@ import pytest
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import running_server
+from support.processes import lasting_port
 from veilsum.remote import connect
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.errors import Misuse
@@ -97,9 +98,7 @@ def test_a_connection_that_is_broken_off_is_not_another_protocol(bed: TestBed, a
 
 
 def test_an_address_where_nothing_is_is_not_waited_for(bed: TestBed) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    party = bed.kit.analyst
+    port, party = lasting_port(), bed.kit.analyst
     with (
         pytest.raises(UnreachableError, match="Nothing listens"),
         connect(f"localhost:{port}", bed.analyst, party.identity, bed.clock()),

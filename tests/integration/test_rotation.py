@@ -129,7 +129,7 @@ def test_renewals_in_the_middle_of_a_study_lose_no_round(
         wait_for(lambda: server.hub.credentials.signing_key.fingerprint != second, "the third key")
         late.passed.set()
 
-        last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
+        last = list(stub.Watch(pb.ShowRequest(study=key), timeout=240))[-1]
         assert last.phase == "finished", last.reason
         assert [(item.attempts, "".join(item.cohort), item.phase) for item in last.rounds] == [(1, "abc", "released")] * ROUNDS
         wait_for(lambda: bed.sites["b"].credentials is not former, "the new key, once the study has ended")

@@ -73,6 +73,7 @@ def release(bed: TestBed, unit: Unit) -> list[Any]:
     return [{name: np.ravel(block).tolist() for name, block in values.items()}, kinds]
 
 
+@pytest.mark.sampled(3)  # records that are streamed, subjects that are held
 @pytest.mark.parametrize("unit", ["record", "subject"])
 @pytest.mark.parametrize("memory", [1, 64], ids=["streamed", "held"])
 def test_releases_ledgers_and_snapshots_are_those_of_one_process(beds: Any, memory: int, unit: Unit) -> None:

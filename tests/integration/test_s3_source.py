@@ -6,7 +6,6 @@ import datetime
 import ipaddress
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +24,8 @@ from pyarrow import fs
 from pydantic import ValidationError
 
 from support.federation import DATASET, make_bed, make_data, make_request
+from support.network import wait_for
+from support.processes import lasting_port
 from support.tables import SCHEMA, rows_of
 from support.tools import need_tool
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
@@ -62,21 +63,21 @@ def table(first: int, rows: int) -> pa.Table:
     )
 
 
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
 def serve(directory: Path, *options: str) -> Iterator[int]:
     """The port of a server that speaks S3 and holds nothing yet."""
     program = need_tool("moto_server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = lasting_port()  # it cannot be told to take any, and one that the system hands out may be another's by then
     log = (directory / "log").open("w")
     server = subprocess.Popen([str(program), "-H", "127.0.0.1", "-p", str(port), *options], stdout=log, stderr=log)
     try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+        wait_for(lambda: server.poll() is not None or _answers(port), "the server")
+        assert server.poll() is None, (directory / "log").read_text()
         yield port
     finally:
         server.kill()

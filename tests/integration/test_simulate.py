@@ -429,7 +429,7 @@ def test_an_interrupted_sweep_leaves_what_is_done(tmp_path: Path) -> None:
         if line.startswith("Run 5 "):
             os.killpg(child.pid, signal.SIGINT)  # as a terminal does: every process of the group
             break
-    _, rest = child.communicate(timeout=60)
+    _, rest = child.communicate(timeout=240)
     assert child.returncode == 130, rest
     assert "Traceback" not in rest
     summary = json.loads((out / "summary.json").read_text())

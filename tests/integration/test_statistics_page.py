@@ -55,7 +55,10 @@ def test_the_page_leads_to_tables_and_curves(tmp_path: Path, monkeypatch: pytest
     with (tmp_path / "paper" / "relapse-free.csv").open() as file:
         assert {"horTh", "figure", "time", "value", "value_low", "at_risk"} <= set(csv.DictReader(file).fieldnames or ())
     assert b"<svg" in (tmp_path / "paper" / "relapse-free.svg").read_bytes()
-    assert (tmp_path / "paper" / "result.html").read_text().count("<table>") == len(summary)  # the cohort in one of its own
+    page = (tmp_path / "paper" / "result.html").read_text()
+    assert "Table 1. Characteristics by horTh" in page
+    assert {"table-one.tex", "relapse-free.tex"} <= {file.name for file in (tmp_path / "paper").iterdir()}
+    assert not (tmp_path / "paper" / "table-one.age.tex").exists()
     assert r"\toprule" in (tmp_path / "paper" / "tumour-size.tex").read_text()
     hazards = load_result(tmp_path / "hazards" / "run-1").summary["coefficients"]
     assert [(row["term"], row["per"]) for row in hazards] == [("horTh yes", ""), ("age", "10 years"), ("tsize", "10 mm")]

@@ -24,7 +24,7 @@ from support.processes import Processes, write_toml
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.identity import Authority, Role
 from veilsum_node.identity.files import read_file
-from veilsum_node.identity.provision import make_kit
+from veilsum_node.identity.kit import make_kit
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment" / "troubleshooting.md"
 SHOWN = dict(re.findall(r"<!-- fault: ([a-z ]+) -->\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))

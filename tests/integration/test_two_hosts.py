@@ -45,6 +45,7 @@ def held(network: Processes) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith('veilsum_sessions_held_total{participant="a"'))
 
 
+@pytest.mark.system
 def test_the_second_host_waits_and_then_pays_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running_processes(tmp_path, make_data("abc"), waits=WAITS, budget=(10.0, 1e-5)) as network:
         first, second = network.directory("a"), tmp_path / "second"

@@ -334,7 +334,7 @@ def test_a_peers_calls_are_bounded_over_all_its_connections(
         channels = [stack.enter_context(grpc.secure_channel(running[1], tls, options=options)) for _ in range(3)]
         held = []
         for index in range(16):
-            held.append(StudiesStub(channels[index % 3]).Watch(pb.ShowRequest(study=key), timeout=60))
+            held.append(StudiesStub(channels[index % 3]).Watch(pb.ShowRequest(study=key), timeout=240))
             assert next(held[-1]).phase == "enrolling"
         for channel in channels:
             stub = StudiesStub(channel)

@@ -312,10 +312,10 @@ HARMLESS: dict[str, str] = {
     f"{_LEDGER}/totals.py::Sum.add: 0 -> 1": _SOME,
     f"{_LEDGER}/totals.py::Sum.add: count >= 0 -> count > 0": _SOME,
     f"{_LEDGER}/totals.py::Sum.add: self._exact += count -> self._exact -= count": "it is asked only whether it is nought",
-    f"{_MECHANISM}/rounding.py::_decisions: 1 -> 2 (6)": _WIDER,
-    f"{_MECHANISM}/rounding.py::_decisions: 1 -> 2 (16)": _WIDER,
+    f"{_SECURESUM}/rounding.py::_decisions: 1 -> 2 (6)": _WIDER,
+    f"{_SECURESUM}/rounding.py::_decisions: 1 -> 2 (16)": _WIDER,
     (
-        f"{_MECHANISM}/rounding.py::_decisions: np.full((blocks + 1, parts), 1 << 16, dtype=np.uint32) -> "
+        f"{_SECURESUM}/rounding.py::_decisions: np.full((blocks + 1, parts), 1 << 16, dtype=np.uint32) -> "
         "np.full((blocks + 1, parts), 1 << 16)"
     ): _INT64,
     f"{_MECHANISM}/clipping.py::UnitSums.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",

@@ -14,7 +14,9 @@ _SECURESUM = (
 )
 _ONE_TIME = tuple(f"tests/unit/test_one_time_{part}.py" for part in ("keys", "evidence", "attacks"))
 _ONE_TIME += tuple(f"tests/unit/test_securesum_{part}.py" for part in ("sums", "plans", "streams", "locks"))
-_ONE_TIME_MODULES = "streams packed ring products one_time_keys key_shares data_masks sum_plan check_words opening"
+_ONE_TIME_MODULES = (
+    "streams packed ring products short_products short_keys one_time_keys key_shares data_masks sum_plan check_words opening"
+)
 _NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py", "tests/unit/test_unrounded.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
 _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")

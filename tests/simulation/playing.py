@@ -73,11 +73,11 @@ class Player:
             self._checks.encoded(own, context, values)
         return mask_values(values, plan, context, own, *rest)
 
-    def opening(self, total: Any, plan: Any, context: bytes, consents: Any) -> Any:
+    def opening(self, total: Any, plan: Any, context: bytes, consents: Any, into: Any = None) -> Any:
         """In the place of ``open_words``: the checks see who has consented when a sum opens."""
         if self._checks is not None:
             self._checks.opening(total, plan, context, consents)
-        return open_words(total, plan, context, consents)
+        return open_words(total, plan, context, consents, into)
 
     def _exchange(self, kind: Kind) -> Keyed:
         world = World(self.ground, History(kind, keyed=False, rounds=1, operations=()), loose=True)

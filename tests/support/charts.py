@@ -35,7 +35,7 @@ def helm(*arguments: str | Path, text: str = "") -> str:
     Raises:
         RenderError: Helm ended with an error.
     """
-    done = subprocess.run([need_tool("helm"), *arguments], input=text, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([need_tool("helm"), *arguments], input=text, capture_output=True, text=True, timeout=240)
     if done.returncode != 0:
         raise RenderError(done.stderr)
     return done.stdout

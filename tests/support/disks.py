@@ -42,7 +42,7 @@ class Namespace:
 
     def run(self, *words: str) -> None:
         """Run a command to its end."""
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240)
         allowed = (0, 1) if words[0] == "fsck.ext4" else (0,)  # 1: it repaired something
         assert done.returncode in allowed, f"{words}: {done.stderr}"
 
@@ -61,7 +61,7 @@ class Disk:
         with image.open("wb") as file:
             file.truncate(megabytes << 20)
         make = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", str(image)]
-        subprocess.run(make, check=True, capture_output=True, timeout=60)
+        subprocess.run(make, check=True, capture_output=True, timeout=240)
         self.mount()
 
     @property

@@ -83,7 +83,7 @@ def build(party: str, directory: Path) -> Path:
 def install(party: str, wheel: Path, directory: Path) -> Installed:
     """A new environment with the wheel, beside links to the installed files of all that the party declares."""
     environment, dependencies = directory / "environment", directory / "dependencies"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=240)
     dependencies.mkdir()
     for name in closure(settings(ROOT / party / "pyproject.toml")["dependencies"]):
         found = distribution(name)
@@ -96,5 +96,5 @@ def install(party: str, wheel: Path, directory: Path) -> Installed:
     (packages / "dependencies.pth").write_text(f"{dependencies}\n")
     made = Installed(environment)
     command = [*_PIP, "--python", made.python, "install", "--no-index", "--no-deps", wheel]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=240)
     return made

@@ -18,7 +18,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.identity import Credentials, Label, load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.kit import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.protocol.core import ParticipantCore

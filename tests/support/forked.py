@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
 
+import support.unsynced  # noqa: F401  in each fork as well, which imports this module
+
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(  # installed modules: the server does not know the tests' path
     [

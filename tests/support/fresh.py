@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from support.postgres import server
+from support.unsynced import unsynchronized
 from veilsum_node.database import Database, open_database
 
 LEDGER = ("veilsum_privacy.ledger.migrations", "ledger")
@@ -38,14 +39,8 @@ def fresh_database(place: str | Path, *components: tuple[str, str]) -> Database:
 
 
 def _hurry(engine: Engine) -> None:
-    """Let no commit wait for the disk: processes that die lose nothing by that, and no test takes the power away."""
-
-    def unsynchronized(connection: sqlite3.Connection, _record: Any) -> None:
-        connection.execute("PRAGMA synchronous=OFF")
-
     event.listen(engine, "connect", unsynchronized)
     opened = engine.raw_connection()  # the one that opening it has made
-    assert isinstance(opened.driver_connection, sqlite3.Connection)
     unsynchronized(opened.driver_connection, None)
     opened.close()
 

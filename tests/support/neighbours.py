@@ -434,10 +434,13 @@ class _NewtonStep(Neighbours):
         event = {"family": "logistic", "length": 2.0, "information_share": 0.83, "query": {**asked, "outcome": "y = 'c1'"}}
         count = {"family": "poisson", "length": 2.0, "information_share": 1.0, "most": 1.0}
         data = schema(2, categories=(2,))
+        offset = {"name": "far", "number": "1000 * n0 - 900 * n1", "low": -900.0, "high": 1000.0}
+        count = {**count, "query": {**asked, "outcome": "n1"}}
         return (
             Setting("event", "newton-step", data, event, broadcast),
             Setting("excess", "newton-step", data, {**event, "excess_share": 0.55}, broadcast),
-            Setting("count", "newton-step", data, {**count, "query": {**asked, "outcome": "n1"}}, broadcast),
+            Setting("count", "newton-step", data, count, broadcast),
+            Setting("offset", "newton-step", data, {**count, "offset": "far", "derived": (offset,)}, broadcast),
         )
 
     def worst(self, setting: Setting) -> Records:
@@ -484,7 +487,7 @@ class _SiteScores(_NewtonStep):
     """The same record, which every family's point shortens."""
 
     def settings(self) -> tuple[Setting, ...]:
-        event, _, count = super().settings()
+        event, _, count, _ = super().settings()
         found = []
         for family, setting in (("logistic", event), ("poisson", count), ("linear", count)):
             parameters = {"family": family, "length": 2.0, "query": setting.parameters["query"]}
@@ -511,7 +514,17 @@ class _HazardStep(Neighbours):
         }
         asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "outcome": "y = 'c1'"}
         parameters = {"query": asked, "time": "n1", "periods": 2}
-        return (Setting("ends", "hazard-step", schema(2, categories=(2,)), parameters, broadcast),)
+        data = schema(2, categories=(2,))
+        periods = {
+            hazard_step.PERIODS: np.array([0.0, 0.5, 1.0, 0.0, 0.9, 1.0]),
+            hazard_step.HAZARDS: np.array([2.0, -3.0, 9.0, 9.0]),
+        }
+        entry = {"name": "entry", "number": "0.5 - n0 / 2", "low": 0.0, "high": 1.0}
+        apart = {**parameters, "periods": 4, "strata": "k0", "entry": "entry", "derived": (entry,)}
+        return (
+            Setting("ends", "hazard-step", data, parameters, broadcast),
+            Setting("strata", "hazard-step", data, apart, {**broadcast, **periods}),
+        )
 
     def worst(self, setting: Setting) -> Records:
         record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
@@ -523,7 +536,7 @@ class _HazardStep(Neighbours):
 
 class _SiteHazardScores(_HazardStep):
     def settings(self) -> tuple[Setting, ...]:
-        (ends,) = super().settings()
+        ends, _ = super().settings()
         added = {BASELINE: np.array([[0.5, 0.0], [1.0, -0.5]]), SCALE: np.full(1, 4.0)}
         return (replace(ends, task="site-hazard-scores", broadcast={**ends.broadcast, **added}),)
 

@@ -34,10 +34,11 @@ from veilsum_privacy.securesum.check_words import (
 )
 from veilsum_privacy.securesum.data_masks import mask_values
 from veilsum_privacy.securesum.key_shares import consent_of, mask_key, payload_digest, share_digest
-from veilsum_privacy.securesum.one_time_keys import coefficients_digest, draw_key, encrypt_words
+from veilsum_privacy.securesum.one_time_keys import coefficients_digest, encrypt_words
 from veilsum_privacy.securesum.opening import Contribution, Total
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters
 from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
+from veilsum_privacy.securesum.short_keys import draw_key
 from veilsum_privacy.securesum.sum_plan import OneTimePlan, plan_sum
 
 Words = NDArray[np.uint64]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from sqlalchemy import delete, select
 
@@ -95,12 +96,20 @@ class Process:
             self._child.terminate()
 
     def pause(self) -> None:
-        """Stop the process where it is; its connections stay open."""
-        os.kill(self._child.pid, signal.SIGSTOP)
+        """Stop the process and those that it started where they are; their connections stay open."""
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
-        os.kill(self._child.pid, signal.SIGCONT)
+        """Let a paused process, and those that it started, go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send it to the process first, which then starts no other, and to all that it started."""
+        process = psutil.Process(self._child.pid)
+        process.send_signal(number)
+        for started in process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                started.send_signal(number)
 
     def kill(self) -> None:
         """End the process at once (SIGKILL) and reap it."""
@@ -146,6 +155,7 @@ class Processes(Parties):
         max_peer_streams: int,
         forked: bool = True,
         isolation: str = "none",
+        isolated: Collection[str] | None = None,
         **policy: Any,
     ) -> None:
         super().__init__(directory, data, **policy)
@@ -160,7 +170,8 @@ class Processes(Parties):
         self._max_peer_streams = max_peer_streams
         self._write_coordinator(max_peer_streams)
         for name in self.names:
-            write_participant(self, name, self.proxies[name].address, budget, isolation)
+            of_it = isolation if isolated is None or name in isolated else "none"
+            write_participant(self, name, self.proxies[name].address, budget, of_it)
 
     # -- processes ---------------------------------------------------------------------------------------------------------
 
@@ -382,12 +393,12 @@ def running_processes(
     budget: tuple[float | None, float] = (None, 1e-5),
     max_peer_streams: int = 16,
     isolation: str = "none",
+    isolated: Collection[str] | None = None,
     **policy: Any,
 ) -> Iterator[Processes]:
-    """Run a coordinator and participants as processes of their own, or each as several; all are stopped at the end."""
-    processes = Processes(
-        directory, data, waits=waits, budget=budget, max_peer_streams=max_peer_streams, isolation=isolation, **policy
-    )
+    """Run a coordinator and participants as processes of their own, or those that are isolated as several; all are stopped."""
+    given: dict[str, Any] = {"max_peer_streams": max_peer_streams, "isolation": isolation, "isolated": isolated}
+    processes = Processes(directory, data, waits=waits, budget=budget, **given, **policy)
     try:
         processes.heal()
         yield processes

@@ -27,7 +27,7 @@ class Proxy:
         self._changed = threading.Condition()
         self._sent = 0
         self._limit: int | None = None
-        self._cut = False
+        self._cut = self._deaf = False
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._closed = False
         self._listener = socket.create_server((host, 0))
@@ -45,10 +45,15 @@ class Proxy:
             self._sent, self._limit, self._cut = 0, count, cut
             self.stalled.clear()
 
-    def release(self) -> None:
-        """Lift the limit; what was held goes on."""
+    def deafen(self) -> None:
+        """Let nothing more through to clients, who go on being heard, until released."""
         with self._changed:
-            self._limit = None
+            self._deaf = True
+
+    def release(self) -> None:
+        """Lift the limit; what was held, either way, goes on."""
+        with self._changed:
+            self._limit, self._deaf = None, False
             self.stalled.clear()
             self._changed.notify_all()
 
@@ -90,6 +95,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(PIECE):
                 if not up:
+                    with self._changed:
+                        self._changed.wait_for(lambda: not self._deaf)
                     sink.sendall(data)
                     continue
                 allowed = self._allowed(len(data))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.identity.files import write_new
-from veilsum_node.identity.provision import TRIAL_HOSTS, Kit, Party, install
+from veilsum_node.identity.kit import TRIAL_HOSTS, Kit
+from veilsum_node.identity.provision import Party, install
 from veilsum_node.identity.tls import KEY_FILE
 
 

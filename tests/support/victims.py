@@ -132,7 +132,7 @@ def intrude(
             cwd="/",
             env=environment,
             start_new_session=True,
-            timeout=120,
+            timeout=240,
             **as_ordinary_user(),
         )
     finally:

@@ -20,9 +20,9 @@ from veilsum_deploy.datasets import packaged_dataset
 from veilsum_node.database import open_database
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, load_credentials
-from veilsum_node.identity.directory import sign_directory
-from veilsum_node.identity.provision import make_kit, prepare
-from veilsum_participant.checks.ledgers import Checked, read_audit
+from veilsum_node.identity.kit import make_kit
+from veilsum_node.identity.provision import prepare
+from veilsum_node.identity.releases import sign_directory
 from veilsum_participant.cli.audit import SiteAudit
 from veilsum_participant.session.client import open_ledger, open_site
 from veilsum_participant.settings.config import load_participant_config
@@ -31,6 +31,7 @@ from veilsum_privacy.audit.report import AuditReport
 from veilsum_privacy.audit.signed import read_report, sign_report
 from veilsum_privacy.dossier import render
 from veilsum_privacy.dossier.annex import annex
+from veilsum_privacy.dossier.ledgers import Checked, read_audit
 from veilsum_privacy.mechanism import noise
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -119,7 +120,7 @@ def test_a_policy_is_audited_without_a_record_a_charge_or_an_entry(
 ) -> None:
     before = shown(capsys, "ledger", "show", "--config", site.config)
     found = shown(
-        capsys, "participant", "audit", "--config", site.config, "--trials", 200, "--task", "feature-means",
+        capsys, "participant", "audit", "--config", site.config, "--trials", 100, "--task", "feature-means",
         "--task", "local-training", "--out", site.folder / "audit.json",
     )  # fmt: skip
     assert shown(capsys, "ledger", "show", "--config", site.config) == before

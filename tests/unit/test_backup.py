@@ -18,7 +18,7 @@ from support.federation import Clock
 from veilsum_node.database import open_database
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.kit import Kit, make_kit
 from veilsum_participant.session.client import open_ledger
 from veilsum_privacy.backup.backup import BackupOwner, Manifest, back_up, copy_database, open_archive
 from veilsum_privacy.backup.restore import restore

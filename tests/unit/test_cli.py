@@ -18,7 +18,8 @@ from support.commands import veilsum
 from veilsum_deploy import cli
 from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, load_credentials
-from veilsum_node.identity.provision import make_kit, prepare
+from veilsum_node.identity.kit import make_kit
+from veilsum_node.identity.provision import prepare
 
 KIT_SIZE = 3 + 3
 
@@ -221,6 +222,7 @@ def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path, capsys
     assert (code, "cannot be written" in err) == (2, True)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.system)])
 def test_a_terminal_that_is_not_unicode_gets_its_answer(tmp_path: Path, encoding: str) -> None:
     """Signs that it lacks are replaced; JSON stays JSON, byte for byte the same value."""

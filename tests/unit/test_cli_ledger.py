@@ -29,16 +29,17 @@ from veilsum_deploy.datasets import packaged_dataset
 from veilsum_node.database import open_database
 from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import load_credentials
-from veilsum_node.identity.provision import make_kit
+from veilsum_node.identity.kit import make_kit
 from veilsum_node.process.new_files import new_file
-from veilsum_participant.checks.ledgers import entry_fields, open_source, study_labels
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import find_ledger
 from veilsum_participant.session.client import open_ledger, open_site
 from veilsum_participant.settings.config import load_participant_config
+from veilsum_participant.store.labels import study_labels
 from veilsum_participant.store.studies import add_study
 from veilsum_privacy.backup.restored import write_mark
 from veilsum_privacy.dossier.figures import cost
+from veilsum_privacy.dossier.ledgers import entry_fields, open_source
 from veilsum_privacy.ledger import Mechanism, read_export
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.study.study import study_digest

@@ -15,8 +15,9 @@ from support.studies import STAYS, agreed, demand, drafted, federation
 from veilsum.compile import StudyRequest
 from veilsum.plan import plan_study
 from veilsum_aggregation.clustered import ClusteredFit, SiteErrors
+from veilsum_aggregation.families import mean_of
 from veilsum_aggregation.figures import Figure
-from veilsum_aggregation.newton import NewtonFit, NewtonRelease, mean_of, whitening
+from veilsum_aggregation.newton import NewtonFit, NewtonRelease, whitening
 from veilsum_aggregation.regression import LinearFit
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.regression import MODEL_ERRORS

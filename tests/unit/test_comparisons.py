@@ -79,7 +79,7 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/protocol/endorsement.py": "hashes of ledger entries",
     "participant/veilsum_participant/protocol/recovery.py": "hashes of ledger entries",
     "participant/veilsum_participant/store/": "columns of a query",
-    "participant/veilsum_participant/checks/ledgers.py": "hashes of ledger entries",
+    "privacy/veilsum_privacy/dossier/ledgers.py": "hashes of ledger entries",
     "participant/veilsum_participant/session/hooks.py": "digests of studies",
     "participant/veilsum_participant/settings/encoder_files.py": "the digest of a file beside the one of a signed study",
     "participant/veilsum_participant/cli/": "what its own operator typed",

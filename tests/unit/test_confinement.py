@@ -220,7 +220,7 @@ def test_what_lies_beneath_a_path_that_may_be_read_is_not_apart(tmp_path: Path) 
 
 def _confined(code: str) -> subprocess.CompletedProcess[str]:
     head = "from veilsum_node.process.confinement import *\n"
-    return subprocess.run([sys.executable, "-P", "-c", head + code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-P", "-c", head + code], capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.skipif(unconfinable() != "", reason=unconfinable() or "it is")

@@ -14,7 +14,7 @@ from support.neighbours import check_rows_stand_alone
 from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
-from veilsum.pictures import plot
+from veilsum.pictures import Drawn, plot
 from veilsum.plan import plan_study
 from veilsum_aggregation.baselines import MOST_PERIODS, Baseline, LifeTable, first_baseline, log_shape
 from veilsum_aggregation.hazards import HazardFit, HazardModel, HazardRelease
@@ -100,9 +100,9 @@ def test_without_noise_it_is_lifelines() -> None:
     assert (test["degrees"], test["of"]) == (3, "time")
     assert summary["queries"][0]["outcome"] == "time"
     assert to_csv(rows).startswith("term,per,hazard_ratio,hazard_ratio_noise_error")
-    picture = plot("coefficients", rows, "svg")
+    picture = plot("coefficients", Drawn(rows), "svg")
     assert picture is not None
-    assert b"hazard ratio" in picture.replace(b"_", b" ")
+    assert b"Hazard ratio (95% CI)" in picture
 
 
 def test_without_noise_it_is_a_poisson_regression_of_periods() -> None:

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data import check_dataset, check_structure, csv_files, lines, load_records
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.duck import count_json
+from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.query import COMPRESSIONS, ENCODINGS, PLAIN, Dialect, SourceQuery, TextFile
@@ -184,6 +185,34 @@ def test_a_compressed_file_may_have_several_members(tmp_path: Path, compression:
     assert rows_of(TextFile(tmp_path / "t.csv", Dialect(compression=compression)), SCHEMA) == [("1", "Ulm"), ("2", "Bonn")]
 
 
+@SLOW
+@given(
+    compression=st.sampled_from(COMPRESSIONS),
+    members=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    behind=st.sampled_from(["nothing", "padding", "words", "a member damaged where it begins", "a member cut short"]),
+    size=st.integers(1, 64),
+)
+def test_what_stands_behind_a_member_is_read_or_refused(
+    tmp_path: Path, compression: str, members: list[int], behind: str, size: int
+) -> None:
+    """A damaged member takes its records with it: those before it are no whole file."""
+    bodies = [b"".join(b"%d,Ulm\n" % row for row in range(rows)) for rows in members]
+    data = b"".join(packed(body, compression) for body in (b"age,town\n", *bodies))
+    more = packed(b"77,Bonn\n" * 9, compression)
+    data += {"nothing": b"", "padding": bytes(8), "words": b"and so on", "a member cut short": more[: len(more) // 2]}.get(
+        behind, b"?" + more[1:]
+    )
+    (tmp_path / "t.csv").write_bytes(data)
+    source = TextFile(tmp_path / "t.csv", Dialect(compression=compression))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lines, "_READ", size)
+        if behind == "nothing" or (behind == "padding" and compression != "zstd"):
+            assert rows_of(source, SCHEMA) == [(str(row), "Ulm") for rows in members for row in range(rows)]
+        else:
+            with pytest.raises(DataError, match=f"is not compressed with {compression}, or not whole"):
+                rows_of(source, SCHEMA)
+
+
 def test_numbers_with_a_decimal_comma(tmp_path: Path) -> None:
     """A point is no number's there: 1.234 may be a thousand. Texts keep theirs, and missing numbers are found by value."""
     schema = DatasetSchema(
@@ -212,6 +241,21 @@ def test_a_decimal_comma_is_a_decimal_point(tmp_path: Path, value: float, places
     (tmp_path / "c.csv").write_text(f"x\n{point.replace('.', ',')}\n")
     found = load_records(TextFile(tmp_path / "c.csv", Dialect(";", ",")), schema)[0]
     np.testing.assert_array_equal(found.features, load_records(tmp_path / "p.csv", schema)[0].features)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("compression", ["", *COMPRESSIONS])
+@pytest.mark.parametrize("name", ["t.ndjson", "t.json"])
+def test_json_is_read_however_it_is_packed(tmp_path: Path, name: str, compression: str, encoding: str) -> None:
+    """Its first bytes tell, whatever its name; undeclared UTF-16 needs its mark, as that of the other end has here."""
+    rows = [f'{{"a": "Ulm", "b": {number}}}' for number in range(3)]
+    text = "\n".join(rows) if name == "t.ndjson" else f"[{','.join(rows)}]"
+    data = text.encode(encoding)
+    data = codecs.BOM_UTF16_BE + data if encoding == "utf-16-be" else data
+    (tmp_path / name).write_bytes(packed(data, compression))
+    found = query_rows(SourceQuery("d", "SELECT json->>'$.a' AS a, json->'$.b' AS b FROM t", files={"t": tmp_path / name}))
+    assert [tuple(row.values()) for row in found.to_pylist()] == [("Ulm", str(number)) for number in range(3)]
+    assert count_json(tmp_path / name) == (3 if name == "t.ndjson" else 1, 0)
 
 
 ASKED: dict[str, Any] = {"path": None, "source": "sql", "query": "SELECT 1", "joined": False}

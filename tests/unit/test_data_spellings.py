@@ -8,6 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
@@ -231,3 +232,45 @@ def test_a_column_may_be_a_category_and_tell_persons_apart(tmp_path: Path) -> No
         place = {column.name: place for column, place in schema.places()}["c"]
         assert sorted(read.features[:, place].argmax(axis=1).tolist()) == [0, 0, 1, 2]
         assert sorted(streamed[:, place].argmax(axis=1).tolist()) == [0, 0, 1, 2]
+
+
+LETTERS = [
+    "\u00e9",
+    "e\u0301",
+    "e",
+    "\u0301",
+    "\u212b",
+    "\u00c5",
+    "A\u030a",
+    "\u1e69",
+    "s\u0323\u0307",
+    "\uac00",
+    "\u1100\u1161",
+    "\ufb01",
+    "K",
+]
+
+
+@SLOW
+@given(
+    categories=st.lists(
+        st.lists(st.sampled_from(LETTERS), min_size=1, max_size=3).map("".join), min_size=2, max_size=4, unique=True
+    ),
+    cells=st.lists(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=3).map("".join), min_size=1, max_size=6),
+    label=st.booleans(),
+)
+def test_a_letter_and_its_accent_are_one_character_or_two(
+    tmp_path: Path, categories: list[str], cells: list[str], *, label: bool
+) -> None:
+    """As Unicode has it: texts of one canonical form are one; of a schema that tells them apart, each by itself."""
+    cells = [*cells, *(normalize("NFD", text) for text in categories), *(normalize("NFC", text) for text in categories)]
+    parquet.write_table(pa.table({"n": np.zeros(len(cells)), "c": cells}), tmp_path / "t.parquet")
+    own = dict(reversed([(normalize("NFD", text), code) for code, text in enumerate(categories)]))
+    composed = {text: code for code, text in enumerate(categories) if text == normalize("NFC", text)}
+    want = [
+        categories.index(cell)
+        if cell in categories
+        else composed.get(normalize("NFC", cell), own.get(normalize("NFD", cell), -1))
+        for cell in cells
+    ]
+    assert codes_of(tmp_path / "t.parquet", schema_of(categories, label=label)) == want

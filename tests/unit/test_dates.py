@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -70,3 +73,59 @@ def test_a_schema_of_dates_keeps_its_form() -> None:
     assert SCHEMA.file_columns == ("death", "admitted")
     with pytest.raises(ValueError, match="to name every column; missing: admitted"):
         DatasetSchema(columns=SCHEMA.columns[:1], header=False, order=("death",))
+
+
+DAY = "2024-02-29"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "", "T10", " 10:11", "T10:11:12", "t101112", " 10:11:12.5", " 10:11:12,500", "T10:11:12Z", "T10:11:12.000+01:00",
+        " 10:11:12+01", " 10:11:12 +0100", " 00:00:00 UTC", " 10:11 PM", "T10:11:12+01:00[Europe/Berlin]",
+    ],
+)  # fmt: skip
+def test_a_time_of_a_day_is_of_that_day(tmp_path: Path, tail: str) -> None:
+    (tmp_path / "d.csv").write_text(f'death,admitted\n"{DAY}{tail}",2024-02-28\n')
+    np.testing.assert_allclose(days(tmp_path / "d.csv"), [[1, 1519]], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        " - 2024-03-05",
+        "/2024-03-05",
+        " bis 05.03.",
+        " BC",
+        " 00:00:00 BC",
+        "T",
+        " ",
+        " ?",
+        "x",
+        " 10:11 or so",
+        " 1",
+        "T1:2",
+        "-01",
+    ],
+)
+def test_what_is_no_one_day_is_none(tmp_path: Path, tail: str) -> None:
+    """Its first ten letters alone would be a day that the cell does not say; a space behind a day says nothing."""
+    (tmp_path / "d.csv").write_text(f'death,admitted\n"{DAY}{tail}",2024-02-28\n')
+    found, counts = load_records(tmp_path / "d.csv", SCHEMA)
+    assert (found.present[0].tolist(), counts.invalid["death"]) == ([not tail.strip(), True], int(bool(tail.strip())))
+
+
+ASKED = """
+import pyarrow as pa
+from veilsum_participant.data.sources import query_rows
+from veilsum_participant.query import SourceQuery
+text = "SELECT '2024-02-28 23:30:00+00'::TIMESTAMPTZ AS at, '2024-02-28 23:30:00+00'::TIMESTAMPTZ::DATE::VARCHAR AS day"
+found = query_rows(SourceQuery("d", text))
+print(found.schema.field("at").type, found["day"][0])
+"""
+
+
+def test_the_machine_s_zone_decides_no_day() -> None:
+    asked = [sys.executable, "-c", ASKED]
+    ran = subprocess.run(asked, env={**os.environ, "TZ": "Asia/Tokyo"}, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["timestamp[us,", "tz=UTC]", "2024-02-28"]

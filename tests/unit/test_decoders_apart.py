@@ -85,6 +85,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         process.wait(30)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("bad", sorted(BAD))
 def test_an_image_that_ends_its_decoder_is_absent_and_others_are_as_they_were(
     folder: Path, nursery: Callable[..., Decoders], bad: str

@@ -16,10 +16,12 @@ from support.federation import make_bed, make_data
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Authority, Label, Role, SigningKey, load_credentials
-from veilsum_node.identity.directory import Directory, changes, check_words, merkle_root, parse_directory, sign_directory
+from veilsum_node.identity.directory import Directory, changes, check_words, merkle_root, parse_directory
 from veilsum_node.identity.files import read_file
-from veilsum_node.identity.provision import Kit, install, make_kit, prepare
+from veilsum_node.identity.kit import Kit, make_kit
+from veilsum_node.identity.provision import install, prepare
 from veilsum_node.identity.record import Issued
+from veilsum_node.identity.releases import sign_directory
 from veilsum_node.identity.tls import Credentials
 from veilsum_participant.protocol.approval import SignedStudy, verify_study
 from veilsum_participant.protocol.open_studies import check_directory

@@ -26,7 +26,7 @@ from veilsum_participant.store.tables import METADATA as PARTICIPANT
 from veilsum_privacy.tasks import TASKS
 
 sys.path.insert(0, str(ROOT))
-from reached import closure
+from reached import closure, settings
 
 STATES = (ROOT / "docs" / "states.md").read_text()
 METHODS_PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -103,3 +103,12 @@ def test_the_closure_follows_what_a_package_gives_lazily() -> None:
     assert "veilsum_participant" not in closure(["veilsum_aggregation.figures"])
     with pytest.raises(ValueError, match="no such modules: veilsum_nowhere"):
         closure(["veilsum_nowhere"])
+
+
+def test_no_wheel_has_what_its_party_never_does() -> None:
+    held = {
+        name: closure(settings(name)["roots"], settings(name).get("without", ())) for name in ("participant", "coordinator")
+    }
+    authority = {f"veilsum_node.identity.{name}" for name in ("authority", "kit", "record", "releases")}
+    assert not held["participant"].keys() & {*authority, "veilsum_aggregation.newton"}
+    assert not [name for name in held["coordinator"] if name.startswith("veilsum_participant")]

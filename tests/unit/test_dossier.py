@@ -27,9 +27,9 @@ from support.ledgers import GRID, Trial, open_ledger
 from veilsum_node.database import Database
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.phrases import counted
-from veilsum_participant.checks.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
 from veilsum_privacy.dossier.charts import MOST_BARS, ticks
+from veilsum_privacy.dossier.ledgers import check
 from veilsum_privacy.dossier.page import CODES, MOST_ROWS, refusal_rows, release_rows
 from veilsum_privacy.dossier.protection import ANNEXES
 from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation

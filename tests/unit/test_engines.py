@@ -140,6 +140,7 @@ def processes() -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["records", "aligned", "site by site", "training with noise"])
 def test_processes_give_the_same_to_the_bit(name: str, processes: Engine) -> None:
     study = study_of(name)

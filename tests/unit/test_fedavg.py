@@ -154,6 +154,7 @@ def test_drift_correction_reaches_the_common_optimum() -> None:
     assert sizes["dyn"] < sizes["none"] / 10
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 @pytest.mark.parametrize("epsilon", [None, 50.0])
@@ -240,6 +241,7 @@ def test_the_rate_is_stated_or_follows_from_the_travel() -> None:
             compiled(epsilon=epsilon, **parameters)
 
 
+@pytest.mark.system
 def test_more_epsilon_learns_more() -> None:
     even, found = skewed_sites(50, 200, (0.34, 0.33, 0.33)), {}
     for epsilon in (0.05, 20.0):

@@ -32,7 +32,7 @@ from veilsum_node.identity import (
     record,
     verify_certificate,
 )
-from veilsum_node.identity.authority import login_request
+from veilsum_node.identity.requests import login_request
 
 HOSTS = ("hub.example", "192.0.2.1", "::1")
 

@@ -18,7 +18,8 @@ import pytest
 from support.certificates import DAY, NOW, now
 from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
 from veilsum_node.identity import Authority, Role, load_credentials
-from veilsum_node.identity.provision import Kit, make_kit, prepare
+from veilsum_node.identity.kit import Kit, make_kit
+from veilsum_node.identity.provision import prepare
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_the_worst_record_of_every_task_is_seen_at_what_is_booked(setting: Setti
     assert abs(found.noise - 1) < 0.15
 
 
-@pytest.mark.sampled(17)
+@pytest.mark.sampled(41)
 @pytest.mark.parametrize("task", sorted(REFERENCES))
 @pytest.mark.parametrize("unit", ["record", "subject"])
 def test_references_pass_and_find_canaries(task: str, unit: Unit) -> None:
@@ -240,8 +240,12 @@ RELEASES: Mapping[str, Callable[[], Audited]] = {
 }
 
 
+DEAR = ("steps", "sampled steps")
+CASES = [pytest.param(name, marks=[pytest.mark.system] if name in DEAR else []) for name in RELEASES]
+
+
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", CASES)
 def test_halved_noise_is_found(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the same releases pass with all of their noise is above."""
     halved(monkeypatch)
@@ -262,7 +266,7 @@ def test_a_sum_added_twice_is_found_from_the_release_alone(release: str, monkeyp
 
 
 @pytest.mark.sampled(7)
-@pytest.mark.parametrize("release", [name for name in RELEASES if name != "subjects"])
+@pytest.mark.parametrize("release", [case for case in CASES if case.values != ("subjects",)])
 def test_records_counted_twice_are_found(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted_twice(monkeypatch)
     found = run(RELEASES[release](), trials=1000)
@@ -363,7 +367,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Planted) -> None:
     monkeypatch.setattr(contribution, "compute_sum", faulty)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_on_both_bases_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = PLANTED[name]

@@ -38,10 +38,10 @@ from veilsum_privacy.securesum.check_words import (
     verify_check_words,
 )
 from veilsum_privacy.securesum.key_shares import consent_of, open_keys, self_masks
-from veilsum_privacy.securesum.one_time_keys import draw_key
 from veilsum_privacy.securesum.opening import Contribution, open_words
 from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters, known_ring
+from veilsum_privacy.securesum.short_keys import draw_key
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
 Words = NDArray[np.uint64]

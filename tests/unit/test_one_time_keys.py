@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
@@ -15,13 +17,10 @@ from support.one_time import Members, make_members, play, seal_decrypts, some_ve
 from support.randomness import RARE, RARE_DEVIATIONS, SeededRandom
 from support.securesum import uniform_p_value
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.securesum import short_keys
+from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.key_shares import open_keys, share_from_bytes, share_to_bytes
-from veilsum_privacy.securesum.one_time_keys import (
-    coefficients_from_bytes,
-    coefficients_to_bytes,
-    draw_key,
-    encrypt_words,
-)
+from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes, encrypt_words
 from veilsum_privacy.securesum.opening import Contribution, _rounded, open_words
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
 from veilsum_privacy.securesum.products import BATCH, KeyProducts, common_polynomials
@@ -37,6 +36,8 @@ from veilsum_privacy.securesum.ring import (
     RingParameters,
     known_ring,
 )
+from veilsum_privacy.securesum.short_keys import draw_key
+from veilsum_privacy.securesum.short_products import MOST, first_coefficients, fits
 from veilsum_privacy.securesum.sum_plan import choose_ring, plan_sum
 
 RNG = np.random.default_rng()
@@ -152,6 +153,93 @@ def test_products_are_those_of_the_ring(ring: RingParameters, rows: int) -> None
             KeyProducts(bad, ring)
 
 
+@pytest.mark.parametrize("ring", [RING_2048_FEW, RING_4096_LARGE], ids=["2048", "4096"])
+@pytest.mark.parametrize("words", [1, 2, 31, 255, 256, 257, MOST])
+def test_few_coefficients_are_those_of_the_product(ring: RingParameters, words: int) -> None:
+    """By integers, of hostile polynomials and keys: all at their largest, signs that add up and signs that change."""
+    random = np.random.default_rng(words)
+    most = (1 << 53) // (ring.degree << -(-ring.coefficient_bits // 2)) - 1
+    signs = random.choice([-1, 1], ring.degree)
+    keys = [draw_key(ring, SeededRandom(words)), np.full(ring.degree, most), np.full(ring.degree, -most), most * signs]
+    rows = [
+        random.integers(0, ring.prime, ring.degree, dtype=np.uint64),
+        np.full(ring.degree, ring.prime - 1, dtype=np.uint64),
+    ]
+    for key in keys:
+        assert fits(words, key, ring)
+        for row in rows:
+            found = first_coefficients(row, key, words, ring)
+            assert found.tolist() == IntegerProducts(key, ring).times(row[None])[0, :words].tolist()
+    assert not first_coefficients(rows[1], np.zeros_like(keys[0]), words, ring).any()
+    for key in keys[1:]:
+        assert not fits(words, key + 2 * np.sign(key), ring)
+    assert not fits(MOST + 1, keys[0], ring)
+
+
+@pytest.mark.parametrize("bits", [64, 128])
+def test_probabilities_of_keys_are_exact(bits: int) -> None:
+    """P(y <= j) by decimals of 150 digits; weights beyond 400 are below 10^-800."""
+    with localcontext(prec=150):
+        weights = [(Decimal(-j * j) / (2 * KEY_VARIANCE)).exp() for j in range(401)]
+        total, reach = weights[0] + 2 * sum(weights[1:]), short_keys._reach(bits)
+        below = sum(weights[reach + 1 :])
+        for j, edge in zip(range(-reach, reach), short_keys._edges(bits), strict=True):
+            below += weights[abs(j)]
+            assert edge == int(below / total * 2**bits)
+
+
+def test_a_key_is_what_its_bits_say() -> None:
+    """Every number of 16 bits, by the probabilities; one that falls on a probability is extended until it does not."""
+    edges, reach = short_keys._edges(64), short_keys._reach(64)
+    table = short_keys._table()
+    for head in range(1 << 16):
+        values = {bisect_left(edges, bits) - reach for bits in (head << 48, (head << 48) + (1 << 48) - 1)}
+        open_ = len(values) > 1 or any(edge >> 48 == head for edge in edges[bisect_left(edges, head << 48) :][:1])
+        assert table[head] == (short_keys._OPEN if open_ else values.pop())
+    longer = short_keys._edges(128)
+    for place in (40, reach, 100):
+        on = edges[place]
+        assert short_keys._settled(on - 1, 64) == place - reach
+        assert short_keys._settled(on, 64) is None
+        assert short_keys._settled(on + 1, 64) == place + 1 - reach
+        known = longer[place + short_keys._reach(128) - reach]
+        assert known >> 64 == on
+        assert (short_keys._settled(known - 1, 128), short_keys._settled(known + 1, 128)) == (place - reach, place + 1 - reach)
+
+    class Bits:
+        """A keystream that falls on a probability, is extended by what lies above it, and is 0 elsewhere."""
+
+        def __init__(self) -> None:
+            self.left = [(on >> 48).to_bytes(2, "little") + (1 << 15).to_bytes(2, "little") * (RING_2048.degree - 1)]
+            self.left += [(on % (1 << 48)).to_bytes(6, "little"), bytes([255]) * 8]
+
+        def bytes(self, count: int) -> bytes:
+            found = self.left.pop(0)
+            assert len(found) == count
+            return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(short_keys, "Expanded", lambda source: source)
+        source = Bits()
+        key = draw_key(RING_2048, source)
+    assert not source.left
+    assert (key[0], set(key[1:])) == (place + 1 - reach, {0})
+
+
+def test_keys_are_distributed_as_stated() -> None:
+    """A million draws, in cells of at least five: a chi-squared test that fails with a chance of 1e-10."""
+    source = SeededRandom(b"keys")
+    drawn = np.concatenate([draw_key(RING_2048, source) for _ in range(512)])
+    weights = np.exp(-(np.arange(-84, 85) ** 2) / (2.0 * KEY_VARIANCE))
+    expected = drawn.size * weights / weights.sum()
+    cut = np.abs(np.arange(-84, 85)) <= 28
+    counts = np.bincount(drawn + 84, minlength=169)
+    observed = np.append(counts[cut], counts[~cut].sum())
+    wanted = np.append(expected[cut], expected[~cut].sum())
+    assert wanted.min() > 5
+    assert stats.chisquare(observed, wanted).pvalue > RARE
+
+
 @pytest.mark.parametrize("ring", [RING_2048, RING_4096, RING_2048_LARGE], ids=["2048", "4096", "2048-large"])
 @pytest.mark.parametrize("words", [2, 700, None])
 def test_seals_decryptor_opens_one_contribution_and_the_sum(ring: RingParameters, words: int | None) -> None:
@@ -239,12 +327,15 @@ def test_packed_numbers_come_back(width: int, count: int, random: object) -> Non
 
 
 @pytest.mark.parametrize("width", PACKED_WIDTHS)
-def test_long_vectors_are_packed_like_short_ones(width: int) -> None:
-    for count in (8191, 8192, 8200, 8255):
-        numbers = RNG.integers(0, 1 << width, count, dtype=np.uint64)
+def test_vectors_of_all_lengths_are_packed_alike(width: int) -> None:
+    """Few bits, many, whole groups of 64: every way of packing, held to one long integer; also what is no row in memory."""
+    for count in (300, 700, 3001, 8191, 8192, 8255):
+        numbers = RNG.integers(0, 1 << width, 2 * count, dtype=np.uint64)[::2]
+        numbers[:2] = 0, (1 << width) - 1
         data = pack_numbers(numbers, width)
-        pieces = [pack_numbers(numbers[start : start + 8000], width) for start in (0, 8000)]
-        assert data == b"".join(pieces)
+        octets = numbers.astype("<u8").reshape(-1, 1).view(np.uint8)
+        bits = np.unpackbits(octets, axis=1, bitorder="little")[:, :width]
+        assert int.from_bytes(data, "little") == int("".join(map(str, bits.ravel()[::-1])), 2)
         assert unpack_numbers(data, count, width, "vector").tolist() == numbers.tolist()
 
 
@@ -334,9 +425,9 @@ def test_the_bound_on_error_is_exact(ring: RingParameters, members: int) -> None
                 open_words(total_of(none, error, word), cohort.plan, cohort.context, consents)
     largest = none.copy()
     largest[3] = ring.most_key(members)
-    for key, fits in ((largest, True), (-largest, True), (largest + (none + 1), False), (-largest - 1, False)):
+    for key, right in ((largest, True), (-largest, True), (largest + (none + 1), False), (-largest - 1, False)):
         total = total_of(key, 0, 5)
-        if fits:
+        if right:
             assert open_words(total, cohort.plan, cohort.context, consents).tolist() == [5, 0]
             assert open_keys(total.share, ring, cohort.context, consents).tolist() == key.tolist()
         else:

@@ -372,7 +372,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.system
 def test_a_plan_without_a_connection_in_a_process_of_its_own(study_file: Path) -> None:
     command = [sys.executable, "-m", "veilsum_deploy.cli", "study", "plan", str(study_file), "--participants", "4", "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=study_file.parent, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=study_file.parent, timeout=240)
     assert result.returncode == 0, result.stderr
     body = json.loads(result.stdout)
     assert set(body) == {

@@ -192,6 +192,7 @@ def test_strata_and_their_sum_are_the_least_squares_estimate(strata: int) -> Non
     assert np.array_equal(consistent(tables, tables.sum(axis=0), 0.0, 0.0)[0], tables)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "pooled", [pytest.param(False, marks=pytest.mark.system), True], ids=["strata alone", "and their sum"]
 )

@@ -15,7 +15,8 @@ from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.plan import plan_study
-from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, mean_of, whitening
+from veilsum_aggregation.families import mean_of
+from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, whitening
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput

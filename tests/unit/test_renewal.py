@@ -20,7 +20,7 @@ from veilsum_node.errors import ConfigurationError, Misuse, StateError
 from veilsum_node.identity import CertificateExpired, Credentials, Role, load_credentials, verify_certificate
 from veilsum_node.identity.certificate import load_authority_certificate, moment
 from veilsum_node.identity.files import replace_file
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.kit import Kit, make_kit
 from veilsum_node.identity.renewal import DAY, ExpiryLog, Renewal, expiry_warning, renewed_credentials
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, load_server_pair
 from veilsum_node.phrases import counted

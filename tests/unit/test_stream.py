@@ -480,7 +480,7 @@ begun.wait()
 @pytest.mark.system
 def test_a_process_may_end_while_texts_are_read(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 2_000_000)
-    done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "t.csv"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "t.csv"], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -92,7 +92,7 @@ def fetch(machine: Path) -> subprocess.CompletedProcess[str]:
     """Run the script."""
     environment = os.environ | {"PATH": str(machine / "path")}
     command = [str(machine / "path" / "bash"), str(machine / "deploy" / "tools" / FETCH.name)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
 def test_without_apt_it_says_what_to_install(machine: Path) -> None:

@@ -10,8 +10,10 @@ import pytest
 from support.certificates import DAY, NOW, now
 from veilsum_node.errors import ConfigurationError, HostileInput, StateError, VeilsumError
 from veilsum_node.identity import Authority, Role, load_credentials, new_key_and_csr, verify_certificate
-from veilsum_node.identity.directory import parse_directory, sign_directory
-from veilsum_node.identity.provision import Kit, install, make_kit, prepare, prepare_transport
+from veilsum_node.identity.directory import parse_directory
+from veilsum_node.identity.kit import Kit, make_kit
+from veilsum_node.identity.provision import install, prepare, prepare_transport
+from veilsum_node.identity.releases import sign_directory
 from veilsum_node.identity.tls import load_transport, transport_folder
 from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.settings.config import ParticipantConfig

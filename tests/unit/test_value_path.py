@@ -98,6 +98,5 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "batches"])
 def test_a_values_way_is_short(source: Source, subject: str | None, *, whole: bool) -> None:
     found = way(lambda: load_records(source, SCHEMA, subject) if whole else list(stream_records(source, SCHEMA, subject)))
-    own_reader_below = isinstance(source, SourceQuery) and source.files["t"].suffix == ".csv"
-    assert 8 <= len(set(found)) <= (22 if own_reader_below else 20)
+    assert 8 <= len(set(found)) <= 20
     assert returns([module for module, _ in found]) <= 8

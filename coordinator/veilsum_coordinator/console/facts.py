@@ -1,7 +1,5 @@
 """What the operator's pages show, in plain values."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import time

@@ -1,7 +1,5 @@
 """The operator's pages and the forms that stop, archive and delete studies."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Starting the operator's page, and making links to it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

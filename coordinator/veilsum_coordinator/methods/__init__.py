@@ -1,7 +1,5 @@
 """The registered methods: what a study may run by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -12,8 +12,6 @@ An affine map turns moments into moments, so what is learnt from class moments a
 alignment's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal

@@ -8,8 +8,6 @@ predicted classes (:func:`classifier_plan`), of any other prediction the outcome
 Evaluating classifiers: what is asked of the sites, and the figures that the sums tell.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar

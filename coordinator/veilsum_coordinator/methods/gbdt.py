@@ -5,8 +5,6 @@ trees to the model with Newton steps for leaves (:mod:`veilsum_aggregation.boost
 whole budget is spent on leaves.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal

@@ -11,8 +11,6 @@ generated is refused under noise.
 Two controls stand beside it: the same counts without deviations, and, at sites, no generation at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 

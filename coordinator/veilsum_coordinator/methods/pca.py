@@ -4,8 +4,6 @@ Mean and covariance of the pooled records are released with noise, shrunk by wha
 study names this result in its ``[encoder]`` table; its features are then centred, and their root mean square norm is about 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal

@@ -7,8 +7,6 @@ take three more, each a Newton step in coordinates that the first one whitened (
 Robust errors of a regression: one more release, of the products of records' scores at the estimate, over all sites.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,9 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from veilsum_aggregation import newton
+from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import NotEstimable, test_row
+from veilsum_aggregation.figures import test_row
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
@@ -39,7 +37,10 @@ from veilsum_coordinator.parts.federation import Federation, Release, released_n
 from veilsum_coordinator.parts.first_moments import FirstMoments, fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
+    MOST_STRATA,
     ends_request,
+    entries_request,
+    entry_column,
     event_condition,
     fit_hazards,
     hazard_step,
@@ -64,6 +65,7 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
+from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import (
     coefficients,
     score_row,
@@ -86,11 +88,17 @@ PRODUCT_NOISE = 0.1
 
 Row = dict[str, Any]
 
+OFFSET = "offset"
+"""Name of the first release's query about offsets."""
+
 MOMENTS, QUERY = "moments", "coefficients"
 """Label of the first release, and name of its query and of the result's table."""
 
 STEPS = ("newton-1", "newton-2", "newton-3")
 """Labels of the others."""
+
+EXACT_STEPS = (*STEPS, "newton-4", "newton-5", "newton-6")
+"""The same without noise, where a step costs a round alone: the last one then moves nothing that float64 shows."""
 
 SHARES = (0.20, 0.15, 0.20, 0.45)
 """Shares of the budget by step: the last step counts most, and hardly moves."""
@@ -126,6 +134,11 @@ class RegressionParameters(Frozen):
         per: by numeric term, for a change of how many units a ratio is given, such as ``{ age = 10 }``; 1 by default.
         most: of ``poisson`` the largest mean of a record; by default half the largest count that the column can hold: of a
             larger mean, many counts would lie beyond that.
+        reference: by category, the level that others are compared with, such as ``{ stage = "II" }``; by default the first.
+        offset: of ``poisson``, a numeric column that is added to the linear predictor: the logarithm of the time, or of the
+            number, that a record's count is of.
+        entry: of ``cox``, a numeric column in the time's unit: from when on a record was followed; by default the start.
+        strata: of ``cox``, a category whose levels have baselines of their own; ratios are of all of them together.
         person: in a study whose unit is the subject, how a person's records become one
             (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
         at_most: in its place, how many of a person's records count.
@@ -145,6 +158,10 @@ class RegressionParameters(Frozen):
     derive: dict[str, DeriveRequest] = Field(default_factory=dict)
     per: dict[ColumnName, Annotated[Real, Field(gt=0)]] = Field(default_factory=dict)
     most: Real | None = Field(default=None, gt=0, le=1e6)
+    reference: dict[ColumnName, str] = Field(default_factory=dict, exclude_if=lambda of: not of)
+    offset: str = Field(default="", exclude_if=lambda of: not of)
+    entry: str = Field(default="", exclude_if=lambda of: not of)
+    strata: str = Field(default="", exclude_if=lambda of: not of)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
     # a study of the model's errors is signed in the form that it always had, without naming them
@@ -173,13 +190,22 @@ class Regression(Method[RegressionParameters]):
             raise ConfigurationError("Only counts have a largest mean, `most`.", "Leave it out.")
         if parameters.per and parameters.family == "linear":
             raise ConfigurationError("Coefficients of numbers are per unit; `per` is of ratios.", "Leave it out.")
-        if parameters.family != "cox" and (parameters.event or parameters.censored or parameters.edges):
-            raise ConfigurationError('`event`, `censored` and `edges` are of family = "cox".', "Leave them out.")
+        of_times = parameters.event, parameters.censored, parameters.edges, parameters.entry, parameters.strata
+        if parameters.family != "cox" and any(of_times):
+            raise ConfigurationError(
+                '`event`, `censored`, `edges`, `entry` and `strata` are of family = "cox".', "Leave them out."
+            )
+        if parameters.offset and parameters.family != "poisson":
+            raise ConfigurationError("An offset is of counts, the logarithm of what they are counted in.", "Leave it out.")
         persons = {"person": parameters.person, "at_most": parameters.at_most}
         try:
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
+            if parameters.entry:
+                derived.append(entry_column(parameters.entry, parameters.outcome, columns))
+                columns = Columns(inputs.schema, derived)
             asked = expand(_asked(parameters, columns), columns)
+            _check_references(parameters, columns)
             largest = inputs.sites * inputs.schema.max_records
             exact = inputs.exact_rows(persons)
             tables = weigh(asked, derived, columns, largest=largest, private=inputs.private, exact_rows=exact)
@@ -198,7 +224,9 @@ class Regression(Method[RegressionParameters]):
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
         except HostileInput as error:
             raise ConfigurationError(error.message, error.advice) from error
-        fit = (start, *(TaskPlan(label, name, step, share=share) for label, share in zip(STEPS, SHARES[1:], strict=True)))
+        labels = STEPS if inputs.private else EXACT_STEPS
+        shares = SHARES[1:] if inputs.private else (0.8 / len(labels),) * len(labels)
+        fit = (start, *(TaskPlan(label, name, step, share=share) for label, share in zip(labels, shares, strict=True)))
         return *fit, *_score_releases(parameters, step, fit, inputs)
 
     @staticmethod
@@ -206,12 +234,15 @@ class Regression(Method[RegressionParameters]):
         parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns, *, private: bool
     ) -> NewtonStepParameters | HazardStepParameters:
         if parameters.family == "cox":
-            return hazard_step(parameters.outcome, query, derived)
+            levels = len(columns.level_names(parameters.strata)) if parameters.strata else 1
+            late = bool(parameters.entry)
+            return hazard_step(parameters.outcome, query, derived, parameters.strata, levels, late=late)
         question = LinearRegression(query, columns)
-        family: newton.Family = "logistic" if parameters.family == "logistic" else "poisson"
+        family: families.Family = "logistic" if parameters.family == "logistic" else "poisson"
         return NewtonStepParameters(
             query=query.model_copy(update={"scale": 1}),
             derived=tuple(derived),
+            offset=parameters.offset,
             family=family,
             most=1.0 if family == "logistic" else parameters.most or question.outcome.high / 2.0,
             length=(newton.REACH if private else newton.UNSHORTENED) * math.sqrt(len(question.terms) + 1),
@@ -229,7 +260,7 @@ class Regression(Method[RegressionParameters]):
         first = federation.sum(MOMENTS)
         question, most = _model(study)
         cohort = {"cohort": len(first.cohort)}
-        outcome = study.parameters["outcome"]
+        outcome, reference = study.parameters["outcome"], study.parameters.get("reference", {})
         about = {"query": QUERY, "kind": family, "over": ", ".join(question.query.over), "where": question.query.where}
         clustered = any(task.label == SCORES for task in study.tasks)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
@@ -239,34 +270,41 @@ class Regression(Method[RegressionParameters]):
         if family == "linear":
             part = moments.part
             of_model = {f"{QUERY}{suffix}": rows for suffix, rows in question.result_tables(part).items()}
+            of_model[QUERY] = partial(question.answer, part, None, reference)
             tables = told_tables(self.name, of_model | {SCORE: partial(question.score, part, moments.gram)})
-            told = question.fit(part)
-            if clustered and told.drowned is None:
-                told_apart = cluster(federation, first, told)
-                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, told_apart)))
-            elif _is_robust(study) and told.drowned is None:
-                robustly = _robust(federation, moments, told)
-                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly)))
+            linear = question.fit(part)
+            if clustered and linear.drowned is None:
+                told_apart = cluster(federation, first, linear)
+                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, told_apart, reference)))
+            elif _is_robust(study) and linear.drowned is None:
+                robustly = _robust(federation, moments, linear)
+                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly, reference)))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
+        offset = _mean_offset(study, first.values, first.noise_std)
         if (none := moments.no_outcome(family)) is not None:
             fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
-            fit = fit_hazards(federation, first, QUERY, STEPS, term_names(question))
+            fit = fit_hazards(federation, first, QUERY, _steps(study), term_names(question))
         else:
-            fit = fit_newton(federation, moments, STEPS, "logistic" if family == "logistic" else "poisson", most)
-        infinite = moments.infinite(fit, family, most)
+            kind: families.Family = "logistic" if family == "logistic" else "poisson"
+            fit = fit_newton(federation, moments, _steps(study), kind, most, offset)
+        infinite = moments.infinite(fit, family, most, offset=offset)
         if isinstance(fit, NewtonFit | HazardFit):
             fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]])
         if isinstance(fit, HazardFit):
             summary["queries"][0] |= fit.baseline_told
-        rows = partial(_rows, question=question, name=RATIOS[family], per=_units(study), infinite=infinite)
+        told_infinite = moments.infinite(fit, family, most, reference, offset)
+        told = {"per": _units(study), "infinite": told_infinite, "reference": reference}
+        rows = partial(_rows, question=question, name=RATIOS[family], told=told)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
             QUERY: partial(rows, fit),
             f"{QUERY} tests": lambda: iter([test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]),
             SCORE: partial(score_row, fit, question, moments.gram),
         }
         tables = told_tables(self.name, of_fit)
+        if study.parameters.get("offset"):
+            tables[SCORE] = []  # a score without its offset would predict another thing
         if clustered and isinstance(fit, NewtonFit | HazardFit):
             told_apart = cluster(federation, first, fit, moments.rate)
             tables = _told_twice(tables, told_rows(errors, partial(rows, told_apart)))
@@ -298,11 +336,36 @@ def _listed(value: Any) -> Any:
 def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequest]:
     """The queries of the first release."""
     about = QueryRequest(name=QUERY, kind="linear", outcome=parameters.outcome, over=parameters.over, where=parameters.where)
+    if parameters.offset:
+        columns.number(parameters.offset, "offset")
+        if parameters.offset in parameters.over:
+            raise ConfigurationError(f"{parameters.offset!r} is an offset and a term.", "Name it as one of the two.")
+        return [about, QueryRequest(name=OFFSET, kind="mean", over=(parameters.offset,), where=parameters.where)]
     if parameters.family != "cox":
         return [about]
+    if parameters.strata:
+        levels = columns.levels(parameters.strata, "strata")
+        if len(levels) > MOST_STRATA or parameters.strata in parameters.over:
+            raise ConfigurationError(
+                f"strata: {parameters.strata!r} has {len(levels)} levels, of {MOST_STRATA} at most, and is no term.",
+                "Merge levels, or leave it out of the terms.",
+            )
     time, event, censored, where = parameters.outcome, parameters.event, parameters.censored, parameters.where
-    ends = ends_request(time, event, censored, parameters.edges, where, columns)
-    return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends]
+    ends = ends_request(time, event, censored, parameters.edges, where, columns, parameters.strata)
+    entries = [entries_request(ends)] if parameters.entry else []
+    return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends, *entries]
+
+
+def _mean_offset(study: Study, values: Mapping[str, Floats], stds: Mapping[str, float]) -> float:
+    """The logarithm of the mean of what offsets are the logarithms of, if these are normal; 0 where there are none."""
+    found = [each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if each.query.name == OFFSET]
+    if not found:
+        return 0.0
+    (question,) = found
+    rows = list(question.answer(ReleasedPart(question.query, values, stds)))
+    domain = question.columns.number(question.query.over[0], OFFSET)
+    mean, deviation = (rows[0][name].get("value") for name in ("mean", "standard_deviation"))
+    return domain.middle if mean is None else float(mean) + float(deviation or 0.0) ** 2 / 2.0
 
 
 def _check_units(parameters: RegressionParameters, question: LinearRegression) -> None:
@@ -314,19 +377,35 @@ def _check_units(parameters: RegressionParameters, question: LinearRegression) -
             )
 
 
+def _check_references(parameters: RegressionParameters, columns: Columns) -> None:
+    for name, level in parameters.reference.items():
+        levels = columns.level_names(name) if name in parameters.over else ()
+        if level not in levels:
+            raise ConfigurationError(
+                f"reference: {level!r} is not a category of a term {name!r}.",
+                f"Its categories: {', '.join(levels[:20])}." if levels else f"Terms: {', '.join(parameters.over)}.",
+            )
+
+
 def _units(study: Study) -> Mapping[str, float]:
     return {name: float(step) for name, step in RegressionParameters.model_validate(study.parameters).per.items()}
 
 
 def _model(study: Study) -> tuple[LinearRegression, float]:
     """Terms and outcome, and the largest mean of counts."""
-    task = AgreedStudy(study).task(MOMENTS if study.parameters["family"] == "linear" else STEPS[-1]).task
+    task = AgreedStudy(study).task(MOMENTS if study.parameters["family"] == "linear" else STEPS[0]).task
     if isinstance(task, NewtonStep):
         return task.question, float(task.parameters.most)
     if isinstance(task, HazardStep):
         return task.question, 1.0
     (question,) = task.questions  # type: ignore[attr-defined]  # of "tables"
     return question, 1.0
+
+
+def _steps(study: Study) -> tuple[str, ...]:
+    """Labels of the rounds after the first release."""
+    declared = {task.label for task in study.tasks}
+    return tuple(label for label in EXACT_STEPS if label in declared)
 
 
 def _is_robust(study: Study) -> bool:
@@ -351,10 +430,8 @@ def _score_releases(
     return (score_release(step, others, inputs.sites),) * (parameters.errors == "clustered")
 
 
-def _rows(
-    fit: Fit, question: LinearRegression, name: str, per: Mapping[str, float], infinite: Mapping[str, NotEstimable]
-) -> Iterator[Row]:
-    for found in coefficients(fit, question, per=per, infinite=infinite):
+def _rows(fit: Fit, question: LinearRegression, name: str, told: Mapping[str, Any]) -> Iterator[Row]:
+    for found in coefficients(fit, question, **told):
         if name == RATIOS["cox"] and found.term == "constant":
             continue
         row: Row = {"term": found.term, "per": found.per, name: found.answer.exponential().to_json()}

@@ -4,8 +4,6 @@ After SLOT-Align, one-shot alignment of distributions by optimal transport. One 
 training. Other methods put the same in front with ``[parameters.alignment]``.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from veilsum_coordinator.parts.alignment import (

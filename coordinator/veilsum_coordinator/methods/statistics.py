@@ -7,8 +7,6 @@ Answers to queries from the released sum: rows that people read, with both error
 Every row is one figure or a few, with the levels of its group; what noise drowned says so and what would help.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from operator import not_
 from typing import Any, ClassVar

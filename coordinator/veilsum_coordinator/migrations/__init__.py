@@ -3,8 +3,6 @@
 Run by :meth:`veilsum_node.database.Database.migrate`.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import Connection
 
 from veilsum_coordinator.storage import fence, journal, long_values, records

@@ -11,8 +11,6 @@ How a result is applied to new records, as its manifest says it: columns, encode
 A result repeats the arrays of the projection that its study used, so that it is applied without another result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal

@@ -8,8 +8,6 @@ they did not foresee ends here: the question, or at last the whole method, is th
 rest stands.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Errors of a regression that are clustered by site: one more release, in which each site's score of the fit is its own."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -132,6 +130,6 @@ def _hazards(fit: HazardFit, std: float, sites: int) -> tuple[float, dict[str, F
     bound = score_bound(spread, std, 1.0, LONGEST_HAZARD_SCORE)
     broadcast = broadcast_of(fit.model, fit.point, fit.length)
     baseline = np.zeros((len(broadcast[HAZARDS]), len(fit.model.whiten)))
-    baseline[: len(fit.baseline), : fit.baseline.shape[1]] = fit.baseline / fit.length
+    baseline[fit.model.baseline.places, : fit.baseline.shape[1]] = fit.baseline / fit.length
     # U is of scores in units of the whitened terms, the release of terms of length 1
     return bound, {**broadcast, BASELINE: baseline}, fit.influence * fit.length

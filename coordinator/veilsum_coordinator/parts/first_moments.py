@@ -5,8 +5,6 @@ Odds and rate ratios as rounds of a study: a release a Newton step, from the fir
 A noised mean of the features, released first and taken off them: what is left is shorter, and so needs less noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from veilsum_aggregation import newton
+from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
@@ -103,33 +101,44 @@ class FirstMoments:
             return NotEstimable("every record has the event, or nearly, against the noise", "more records, or more epsilon")
         return None
 
-    def infinite(self, fit: Fit, family: str, most: float) -> dict[str, NotEstimable]:
+    def infinite(
+        self, fit: Fit, family: str, most: float, reference: Mapping[str, str] | None = None, offset: float = 0.0
+    ) -> dict[str, NotEstimable]:
         """Terms without a finite coefficient, and why; what is expected of a level is so at the mean of its other terms.
 
         Args:
             fit: of odds, rates or hazards.
             family: of the regression.
             most: the largest mean of counts.
+            reference: of categories that are not compared with their first level.
+            offset: about what records' offsets add to the linear predictor.
         """
         if isinstance(fit, UntoldFit):
             return {}
         sums = self.sums
         known = self.gram / np.maximum(self.gram[:, :1], 1e-9)
-        eta = np.where(sums.records > 0.0, known @ fit.coefficients, 0.0)
+        eta = np.where(sums.records > 0.0, known @ fit.coefficients + offset, 0.0)
         if family == "cox":
             share = float(sums.events[0]) / max(float(sums.records[0]), 1.0)
             fitted = sums.records * share * np.exp(np.minimum(eta - eta[0], 50.0))
         else:
-            fitted = sums.records * newton.mean_of("logistic" if family == "logistic" else "poisson", eta, most)[0]
+            fitted = sums.records * families.mean_of("logistic" if family == "logistic" else "poisson", eta, most)[0]
         what = "a count above 0" if family == "poisson" else "the event"
-        found = infinite_terms(self.question, sums, fitted, f"nobody has {what}")
+        compared = reference or {}
+        found = infinite_terms(self.question, sums, fitted, f"nobody has {what}", compared)
         if family == "logistic":
-            found |= infinite_terms(self.question, sums.rest, sums.records - fitted, "everybody has the event")
+            rest = sums.records - fitted
+            found |= infinite_terms(self.question, sums.rest, rest, "everybody has the event", compared)
         return found
 
 
 def fit_newton(
-    federation: Federation, first: FirstMoments, steps: Sequence[str], family: newton.Family, most: float
+    federation: Federation,
+    first: FirstMoments,
+    steps: Sequence[str],
+    family: families.Family,
+    most: float,
+    offset: float = 0.0,
 ) -> NewtonFit:
     """Run the rounds of these labels; W and the first point are of the moments.
 
@@ -139,10 +148,11 @@ def fit_newton(
         steps: labels of the rounds.
         family: of the regression.
         most: the largest mean of counts.
+        offset: about what records' offsets add to the linear predictor.
     """
     gram, std, grain = first.gram, first.std, first.part.grain
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
-    point, released = newton.first_point(family, gram, first.events, whiten, most), list[NewtonRelease]()
+    point, released = newton.first_point(family, gram, first.events, whiten, most, offset), list[NewtonRelease]()
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
         released.append(newton_release(federation.sum(label, broadcast, members=first.release.cohort), point))

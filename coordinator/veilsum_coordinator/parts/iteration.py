@@ -8,8 +8,6 @@ Distances are Wasserstein distances between Gaussians, in the units of the featu
 and a site whose moments are within their noise keeps its features as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

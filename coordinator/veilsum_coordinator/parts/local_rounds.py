@@ -7,8 +7,6 @@ The coordinator's part of the objectives of local training: what it broadcasts, 
 All of it is computed from released sums. The sites' part stands in :mod:`veilsum_privacy.training.objectives`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, Literal

@@ -10,8 +10,6 @@ and trains. By default moments are of one part of the records and training is on
 is charged for both in full. This module trains nothing.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ Models, norms, travels and rates are filled in where a study leaves them open. A
 classes weigh more, by released frequencies or a stated table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ The first of three releases is at the coefficients 0, where score and informatio
 as the others need them; each of these is a Newton step in coordinates that it whitened (:mod:`veilsum_aggregation.newton`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from veilsum_aggregation import newton
+from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
@@ -442,10 +440,10 @@ def _of_normal_odds(gram: Floats, score: Floats, length: float) -> Floats:
         middle, spread = (float(np.clip(value, -FARTHEST, FARTHEST)) for value in (middle, spread))
     number = gram[0, 0] / float(weights @ short**2)
     share = 0.5 + score[0] / gram[0, 0]
-    found = np.array([newton.link("logistic", float(np.clip(share, *RATES))), 0.0])
+    found = np.array([families.link("logistic", float(np.clip(share, *RATES))), 0.0])
     wanted, weighted = np.array([score[0], (score[1] - middle * score[0]) / spread]) / number, z.T * weights * short**2
     for _ in range(50):
-        mean, of_mean = newton.mean_of("logistic", z @ found, 1.0)
+        mean, of_mean = families.mean_of("logistic", z @ found, 1.0)
         step = np.linalg.solve(weighted * of_mean @ z, wanted - weighted @ (mean - 0.5))
         found = np.clip(found + newton.limited(step, 0.5), (-STEEPEST[0], -STEEPEST[1]), STEEPEST)
     return np.array([found[0] - found[1] * middle / spread, found[1] / spread])

@@ -4,8 +4,6 @@ What is measured follows from what is predicted, a number, a probability, a rate
 made the prediction. One query by level of the prediction tells all of it, with the questions of the method statistics.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self

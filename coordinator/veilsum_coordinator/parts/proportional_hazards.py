@@ -1,7 +1,5 @@
 """Cox regression as tasks of a study, and as figures: ends of follow-up and moments first, then steps of "hazard-step"."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,12 +42,24 @@ from veilsum_privacy.tasks.tables import questions_of
 ENDS = "ends"
 """Name of the first release's query about ends of follow-up."""
 
+ENTRIES, ENTRY = "entries", "entry on the time's scale"
+"""Name of its query about entries, and of the column that it is over."""
+
+MOST_STRATA = 12
+"""Strata of a study: each has periods of its own in what a record sends."""
+
 INTERVALS = 40
 """Intervals of time where nobody states edges."""
 
 
 def ends_request(
-    time: str, event: str, censored: Sequence[str], edges: tuple[float, ...] | EdgeRange, where: str, columns: Columns
+    time: str,
+    event: str,
+    censored: Sequence[str],
+    edges: tuple[float, ...] | EdgeRange,
+    where: str,
+    columns: Columns,
+    strata: str = "",
 ) -> QueryRequest:
     """The query that tells how many ended when, and how."""
     if not event or not censored:
@@ -58,8 +68,9 @@ def ends_request(
         )
     edges = edges or all_times(columns.number(time, "outcome"), INTERVALS)
     return QueryRequest(
-        name=ENDS, kind="survival", over=(time,), event=event, censored=tuple(censored), edges=edges, where=where
-    )
+        name=ENDS, kind="survival", over=(time,), event=event, censored=tuple(censored), edges=edges, where=where,
+        by=(strata,) if strata else (),
+    )  # fmt: skip
 
 
 def all_times(domain: NumberDomain, steps: int) -> EdgeRange:
@@ -81,11 +92,39 @@ def _quoted(text: str, mark: str) -> str:
     return mark + text.replace(mark, mark * 2) + mark
 
 
-def hazard_step(time: str, query: Query, derived: Sequence[DerivedColumn]) -> HazardStepParameters:
-    """Parameters of the later rounds."""
+def hazard_step(
+    time: str, query: Query, derived: Sequence[DerivedColumn], strata: str, levels: int, *, late: bool
+) -> HazardStepParameters:
+    """Parameters of the later rounds.
+
+    Args:
+        time: column.
+        query: of terms.
+        derived: columns, :func:`entry_column` among them if entries are late.
+        strata: column; empty for none.
+        levels: how many strata there are, 1 without any.
+        late: whether records enter after the start.
+    """
     return HazardStepParameters(
-        query=query.model_copy(update={"scale": 1}), derived=tuple(derived), time=time, periods=MOST_PERIODS
+        query=query.model_copy(update={"scale": 1}),
+        derived=tuple(derived),
+        time=time,
+        periods=MOST_PERIODS * levels,
+        entry=ENTRY if late else "",
+        strata=strata,
     )
+
+
+def entry_column(entry: str, time: str, columns: Columns) -> DerivedColumn:
+    """The entry on the time's scale: earlier than its start is at its start."""
+    domain = columns.number(time, "outcome")
+    columns.number(entry, "entry")
+    return DerivedColumn(name=ENTRY, number=_quoted(entry, chr(34)), low=domain.low, high=domain.high, unit=domain.unit)
+
+
+def entries_request(ends: QueryRequest) -> QueryRequest:
+    """The query that tells how many entered when, in the intervals of another one's times."""
+    return QueryRequest(name=ENTRIES, kind="histogram", over=(ENTRY,), edges=ends.edges, where=ends.where, by=ends.by)
 
 
 def fit_hazards(
@@ -125,36 +164,52 @@ def _model(
     """Coordinates, of the first release and of the noise of the last one's hazards."""
     (ends,) = (each for each in _questions(study) if isinstance(each, Survival))
     moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
-    gram, table = moments[:-1, :-1], values[f"{ENDS}/ends"][0]
+    gram = moments[:-1, :-1]
     (terms,) = (each for each in _questions(study) if isinstance(each, LinearRegression))
     grain = 0.5 / terms.query.scale if hazard_std == 0.0 else 0.0
     edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
+    entered = values.get(f"{ENTRIES}/table")
+    tables = tuple(
+        LifeTable(
+            died=table[:, 1:].sum(axis=1),
+            left=table[:, 0],
+            beyond=float(beyond),
+            ends=edges / 2.0 + 0.5,
+            std=stds[f"{ENDS}/ends"] * math.sqrt(table.shape[1] - 1),
+            entered=None if entered is None else _within(entered.reshape(len(values[f"{ENDS}/ends"]), -1)[place], ends),
+        )
+        for place, (table, beyond) in enumerate(zip(values[f"{ENDS}/ends"], values[f"{ENDS}/beyond"], strict=True))
+    )
     sums = FirstSums(
         gram=gram,
         events=(moments[:-1, -1] + gram[:, 0]) / 2.0,  # an event is 1, and no event -1
         gram_std=stds[f"{query}/diagonal"],
-        table=LifeTable(
-            died=table[:, 1:].sum(axis=1),
-            left=table[:, 0],
-            beyond=float(values[f"{ENDS}/beyond"][0]),
-            ends=edges / 2.0 + 0.5,
-            std=stds[f"{ENDS}/ends"] * math.sqrt(table.shape[1] - 1),
-        ),
+        tables=tables,
         grain=grain,
     )
     return first_model(sums, hazard_std)
 
 
+def _within(entered: Floats, ends: Survival) -> Floats:
+    """Entries by interval: a histogram has intervals beyond the edges as well, of which the first counts for the start."""
+    before = int(ends.query.edges[0] > ends.domain.low)
+    found = np.array(entered[before : before + ends.bins], dtype=np.float64)
+    found[0] += float(entered[:before].sum())
+    return found
+
+
 def broadcast_of(model: HazardModel, point: Floats, length: float) -> dict[str, Floats]:
     """What sites are told: whitened terms as long as their bound have length 1, and periods that are not used are empty."""
-    used, p = len(model.baseline.offset), len(model.centre)
-    unused = np.full(MOST_PERIODS - used, model.baseline.ends[-1])
+    p, strata = len(model.centre), model.baseline.every_ends
+    ends = [np.concatenate([own, np.full(MOST_PERIODS + 1 - len(own), own[-1])]) for own in strata]
+    hazards = np.zeros(MOST_PERIODS * len(strata))
+    hazards[model.baseline.places] = model.baseline.hazards(point[: model.q])
     return {
         WHITEN: padded(model.whiten / length, p),
         CENTRE: model.centre,
         POINT: padded(point[model.q :] * length, p),
-        PERIODS: np.clip(np.concatenate([model.baseline.ends, unused]), 0.0, 1.0),
-        HAZARDS: np.concatenate([model.baseline.hazards(point[: model.q]), np.zeros(len(unused))]),
+        PERIODS: np.clip(np.concatenate(ends), 0.0, 1.0),
+        HAZARDS: hazards,
     }
 
 
@@ -162,13 +217,13 @@ def _read(
     values: Mapping[str, Floats], stds: Mapping[str, float], model: HazardModel, at: Floats, length: float
 ) -> HazardRelease:
     """A release in units of the whitened terms."""
-    used, k = len(model.baseline.offset), model.whiten.shape[1]
+    used, k = model.baseline.places, model.whiten.shape[1]
     upper = values.get("upper", np.zeros(0))
     return HazardRelease(
         at=at,
-        hazards=values["hazards"][:used],
+        hazards=values["hazards"][used],
         score=values["score"][:k] * length,
-        cross=values["cross"][:used, :k] * length,
+        cross=values["cross"][used, :k] * length,
         information=symmetric(values["diagonal"], upper)[:k, :k] * length**2,
         hazard_std=stds["hazards"],
         score_std=stds["score"] * length,

@@ -1,7 +1,5 @@
 """Heads that the coordinator trains on generated features. These descend from released sums alone, so training is free."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

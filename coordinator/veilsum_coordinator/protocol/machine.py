@@ -8,6 +8,7 @@ a reconnect loses nothing). Nothing here waits, sends or stores, except through 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from hmac import compare_digest
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from veilsum_coordinator.storage.records import PROTOCOL, KeptRelease, KeptStudy
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
-from veilsum_privacy.results.sum_evidence import total_to_bytes
+from veilsum_privacy.results.sum_evidence import total_blocks
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest, context_digest
@@ -401,7 +402,8 @@ class StudyMachine:
         current.countersigned = self._journal.keep_sum(
             self.digest,
             current.assignment,
-            total_to_bytes(total.total, current.plan.encoding),
+            current.plan.encoding.payload_bytes,
+            partial(total_blocks, total.total, current.plan.encoding),
             current.receipts(),
             {name: certificates[name] for name in current.cohort},
         )

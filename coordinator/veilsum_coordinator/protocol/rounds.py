@@ -86,7 +86,7 @@ class FixedSum:
         return CheckStatement(self._study, name, number, attempt, self.context, self.challenge, self.digest, words)
 
     def open(self, answers: Sequence[CheckAnswer], consents: Sequence[bytes]) -> Integers:
-        """The released values in grid units, (size,).
+        """The released values in grid units, (size,), once: the opened words take the place of the sum, which is stored.
 
         Args:
             answers, consents: of the cohort, in its order.
@@ -94,7 +94,7 @@ class FixedSum:
         Raises:
             HostileInput: it is not the sum of what the members vouched for, or not one of exactly this cohort.
         """
-        words = open_words(self.total, self._plan, self.context, consents)
+        words = open_words(self.total, self._plan, self.context, consents, self.total.coefficients)
         said = [answer.words for answer in answers]
         verify_check_words(words, self._plan.ring.plain_modulus, self.context, self.challenge, said, consents)
         return unmask_values(words, self._plan, self.context, consents)

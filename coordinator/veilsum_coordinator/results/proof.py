@@ -4,8 +4,6 @@ Nothing is kept twice: releases, receipts and consents stay where they are, and 
 asked for.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -6,8 +6,6 @@ round broadcasts them, as it does a released projection.
 Released projections by their digest: a result whose arrays encode the records of later studies (the method "pca").
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ linear algebra split sums over threads, and another number of threads gives othe
 a coordinator computes on one thread: a study must go on after its container was moved to a machine with more processors.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A study can be deleted once it is over and has expired. Until then a site may no
 submit the same signed study again; afterwards no site would take it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ longer fails there runs the method once more when it starts, and holds each roun
 it would ask beyond that nobody answers any more: then the result is the sums, and says so.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """What participants call: sessions, objects, enrolment, boxes, uploads, answers, consents."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable

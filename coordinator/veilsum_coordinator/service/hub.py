@@ -4,8 +4,6 @@ Callers give certified names; the hub finds the study, calls its machine, and wa
 no network I/O.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ Counters are kept as events come; what the hub and the mirror know is read when 
 lock nor the database's, so that no round waits for it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator

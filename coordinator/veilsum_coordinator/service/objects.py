@@ -1,7 +1,5 @@
 """What the participants of a study fetch, serialised. Nothing here locks: the hub does (:mod:`.hub`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 from veilsum_coordinator.protocol.members import StudyPhase

@@ -9,8 +9,6 @@ The C library keeps it: every thread has an arena of its own, and what lies betw
 the same thread asks for next. After a large round that was a quarter of all that the process held.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import math

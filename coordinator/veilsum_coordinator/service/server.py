@@ -6,8 +6,6 @@ A new TLS handshake takes what is current; open connections stay as they are, so
 signs greetings, countersignatures and the mirror; the TLS certificate is the same one unless ``[tls]`` names another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

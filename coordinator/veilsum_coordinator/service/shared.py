@@ -5,8 +5,6 @@ metric, step or kind outside the list, and over the life of this process no more
 many versions of its software.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import threading

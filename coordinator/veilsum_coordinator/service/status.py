@@ -1,7 +1,5 @@
 """What is shown of a study to analysts and operators: phases, names, counts and times; never a value."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

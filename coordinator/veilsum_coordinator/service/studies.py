@@ -1,7 +1,5 @@
 """What analysts and operators call: submit, list, show, watch, abort, fetch results."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -13,8 +13,6 @@ Two things, each for its own purpose:
 PostgreSQL's advisory lock that a coordinator holds for as long as it runs, on a connection of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

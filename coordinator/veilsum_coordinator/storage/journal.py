@@ -6,13 +6,11 @@ transactions. What a running study needs beside that to go on after a restart is
 what is there, or puts the same in its place, so that one whose commit got no answer can be done again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -168,7 +166,8 @@ class SqlJournal:
         self,
         study: bytes,
         assignment: Assignment,
-        total: bytes,
+        size: int,
+        total: Callable[[], Iterable[bytes]],
         receipts: Sequence[SignedReceipt],
         certificates: Mapping[str, bytes],
     ) -> SignedReceipt:
@@ -177,6 +176,8 @@ class SqlJournal:
         The coordinator's word on the sum follows from these bytes: it can be given again, and no other.
 
         Args:
+            size: of the sum in bytes.
+            total: makes its bytes in blocks of at most :data:`LONG`, so that a long one is never held whole.
             certificates: of the cohort, DER by name.
 
         Raises:
@@ -195,21 +196,21 @@ class SqlJournal:
                 connection.execute(delete(SUMS).where(*here))  # of an attempt that was given up: nobody was asked for consent
                 kept = None
             if kept is None:
-                long = len(total) >= LONG
+                long = size >= LONG
                 connection.execute(
                     insert(SUMS).values(
                         study=study,
                         round=number,
                         attempt=assignment.attempt,
                         assignment=assignment.to_bytes(),
-                        total=b"" if long else total,
+                        total=b"" if long else b"".join(total()),
                         receipts=signed,
-                        size=len(total),
+                        size=size,
                     )
                 )
                 if long:
-                    pieces = [memoryview(total)[start : start + LONG] for start in range(0, len(total), LONG)]
-                    write_pieces(connection, SUM_PIECES, study, number, pieces)
+                    for place, block in enumerate(total()):
+                        write_pieces(connection, SUM_PIECES, study, number, [block], place)
             return self.mirror.show(connection, receipts, certificates)
 
         return self._write(work)

@@ -4,8 +4,6 @@ what it writes or reads at once.
 A short value stands in its row; of a long one the row holds no byte, and the pieces are numbered from 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

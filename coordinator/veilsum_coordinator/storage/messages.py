@@ -1,7 +1,5 @@
 """Enrolments, receipts and sealed boxes as protobuf messages: as they are sent, and as the journal keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from veilsum_privacy.ledger.receipts import SignedReceipt, part_of_receipt, part_of_word

@@ -12,8 +12,6 @@ longer than its caller may wait goes on; the caller is told that nothing is know
 else is begun, so that no later decision is overtaken by an earlier one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import queue

@@ -3,8 +3,6 @@
 Functions of an open connection take part in their caller's transaction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

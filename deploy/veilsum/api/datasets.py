@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from veilsum.api.options import Names, Options, Question, as_list, merged
 from veilsum.api.studies import Study
+from veilsum.formulas import formula_parameters, has_formula, offset_parameters
+from veilsum.papers import SUBGROUPS
 from veilsum.request import EVALUATION, load_study_request
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.study.schema import DatasetSchema
@@ -96,6 +98,22 @@ class Dataset:
         """A table of two columns with categories, with the test that they are independent."""
         return self._ask("independence", options, over=(row, column), where=where)
 
+    def subgroups(self, treatment: str, outcome: str, by: Names, *, where: str = "", **options: Unpack[Options]) -> Study:
+        """The odds ratio of an outcome by treatment among all and by subgroup, for one forest: ``run().plot()``.
+
+        Args:
+            treatment: a category, whose first level is compared with the others.
+            outcome: a category of two levels, the second of which is the event.
+            by: columns with categories, each of which makes subgroups of its own.
+            where: which records.
+            options: of the study.
+        """
+        names = as_list(by)
+        common = {"kind": "independence", "over": [treatment, outcome], **({"where": where} if where else {})}
+        asked = [{**common, "name": SUBGROUPS}]
+        asked += [{**common, "name": f"{SUBGROUPS}-{place}", "by": [name]} for place, name in enumerate(names, 1)]
+        return self.statistics(*asked, **options)
+
     def correlation(self, over: Sequence[str], *, where: str = "", **options: Unpack[Options]) -> Study:
         """Correlations of numbers."""
         return self._ask("correlation", options, over=over, where=where)
@@ -182,16 +200,24 @@ class Dataset:
     # -- regression --------------------------------------------------------------------------------------------------------
 
     def linear(
-        self, outcome: str, over: Names, *, where: str = "", errors: Errors | None = None, **options: Unpack[Options]
+        self, outcome: str, over: Names = (), *, where: str = "", errors: Errors | None = None, **options: Unpack[Options]
     ) -> Study:
-        """Linear regression of a number, or of an event, whose coefficients are differences of risk; ``errors`` as of
-        :meth:`cox`, or ``robust``, the default of an event."""
+        """Linear regression of a number, or of an event, whose coefficients are differences of risk.
+
+        Args:
+            outcome: a number, a condition, or a formula such as ``"stay ~ age + C(sex)"`` in place of ``over``
+                (docs/papers.md, "A formula").
+            over: terms.
+            where: which records.
+            errors: as of :meth:`cox`, or ``robust``, the default of an event.
+            options: of the study.
+        """
         return self._regress("linear", outcome, over, options, errors, where=where)
 
     def logistic(
         self,
         outcome: str,
-        over: Names,
+        over: Names = (),
         *,
         per: Mapping[str, float] | None = None,
         where: str = "",
@@ -199,14 +225,16 @@ class Dataset:
         **options: Unpack[Options],
     ) -> Study:
         """Logistic regression of an event, a condition such as ``"died = 'yes'"``: odds ratios; ``per`` and ``errors`` as of
-        :meth:`cox`, or ``robust``."""
+        :meth:`cox`, or ``robust``. A formula, ``"died ~ age + C(sex) * treated"``, takes the place of outcome and terms."""
         return self._regress("logistic", outcome, over, options, errors, per=per, where=where)
 
     def poisson(
         self,
         outcome: str,
-        over: Names,
+        over: Names = (),
         *,
+        exposure: str = "",
+        offset: str = "",
         per: Mapping[str, float] | None = None,
         most: float | None = None,
         where: str = "",
@@ -214,17 +242,27 @@ class Dataset:
         **options: Unpack[Options],
     ) -> Study:
         """Poisson regression of counts: rate ratios; ``most`` is the largest mean of a record; ``errors`` are ``robust`` by
-        default; others as of :meth:`cox`."""
-        return self._regress("poisson", outcome, over, options, errors, per=per, most=most, where=where)
+        default; others as of :meth:`cox`, and a formula as of :meth:`logistic`.
+
+        ``exposure`` is the column of the time, or the number, that a record's count is of; or ``offset`` its logarithm.
+        """
+        more: dict[str, Any] = {"per": per, "most": most, "where": where, "offset": offset}
+        if exposure:
+            derive = options.get("derive", {})
+            found = offset_parameters(exposure, self.schema, derive)
+            more["offset"], options["derive"] = found["offset"], {**derive, **found["derive"]}
+        return self._regress("poisson", outcome, over, options, errors, **more)
 
     def cox(
         self,
         time: str,
-        over: Names,
+        over: Names = (),
         *,
         event: str,
         censored: Names,
         edges: Any = (),
+        entry: str = "",
+        strata: str = "",
         per: Mapping[str, float] | None = None,
         where: str = "",
         errors: Errors | None = None,
@@ -233,11 +271,13 @@ class Dataset:
         """Cox regression of the time to an event: hazard ratios.
 
         Args:
-            time: column of the times; its upper bound is the horizon.
+            time: column of the times; its upper bound is the horizon; or a formula, ``"time ~ age + C(arm)"``.
             over: terms; a category's first level is the reference.
             event: column that tells how each ended.
             censored: its categories that do not count as the event.
             edges: of the intervals in which ends are counted first; 40 equal ones by default.
+            entry: column of the time, in the same unit, from which on a record was followed.
+            strata: category whose levels have baselines of their own.
             per: for a change of how many units of a term its ratio is given, such as ``{"age": 10}``.
             where: which records.
             errors: of a ``model`` whose records are independent; or ``clustered`` by site, where effects may differ between
@@ -245,6 +285,7 @@ class Dataset:
             options: of the study.
         """
         more = {"event": event, "censored": as_list(censored), "edges": edges, "per": per, "where": where}
+        more |= {"entry": entry, "strata": strata}
         return self._regress("cox", time, over, options, errors, **more)
 
     # -- models ------------------------------------------------------------------------------------------------------------
@@ -307,7 +348,16 @@ class Dataset:
     def _regress(self, family: str, outcome: str, over: Names, options: Options, errors: Errors | None, **keys: Any) -> Study:
         stated = {key: value for key, value in keys.items() if value not in (None, "", (), [])}
         stated |= {} if errors is None else {"errors": errors}
-        return self.study("regression", {"family": family, "outcome": outcome, "over": as_list(over), **stated}, **options)
+        asked: dict[str, Any] = {"outcome": outcome, "over": as_list(over)}
+        if has_formula(outcome):
+            if asked["over"]:
+                raise Misuse(f"{outcome!r} is a formula, and `over` names terms as well.", "State them in one of the two.")
+            found = formula_parameters(family, outcome, self.schema, merged(self.options, options).get("derive", {}))
+            asked = {name: found[name] for name in ("outcome", "over")}
+            stated |= {"reference": found["reference"]} if found["reference"] else {}
+            options = merged(options, {"derive": found["derive"]} if found["derive"] else {})
+            options.setdefault("study_name", f"{family}-{outcome.partition('~')[0].strip()}")
+        return self.study("regression", {"family": family, **asked, **stated}, **options)
 
     def __repr__(self) -> str:
         return f"<Dataset {self.name!r} of {self.federation.name}: {', '.join(self.columns)}>"

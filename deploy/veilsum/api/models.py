@@ -19,6 +19,7 @@ from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.reader import SourcePart
 from veilsum_participant.data.table import check_texts, coded_columns, named_texts, typed_table
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 
 if TYPE_CHECKING:
@@ -105,15 +106,24 @@ class _Applied:
                 f"Give them in the order {', '.join(self.feature_names_in_[:20])}, or a frame with their names.",
             )
         named = X if not isinstance(X, np.ndarray) else dict(zip(self.feature_names_in_, X.T.tolist(), strict=True))
-        table = as_table(named, "X")
-        texts, coded = named_texts(schema), coded_columns(schema)
-        for name in schema.file_columns:
-            column_values(table, name, "X")
-            kind = table[name].type
-            if not (typed.readable(kind) or typed.is_date(kind)):
-                raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
-            check_texts("X", name, typed.plain(kind), texts.get(name, ()), coded=name in coded)
-        return encode_table(typed_table(SourcePart(table), schema), schema)
+        return encode_frame(named, schema)
+
+
+def encode_frame(frame: Any, schema: DatasetSchema) -> Records:
+    """The records of a frame, as a site would read them: columns are scaled by the schema's bounds.
+
+    Raises:
+        DataError: a column is missing, or holds neither numbers nor texts.
+    """
+    texts, coded = named_texts(schema), coded_columns(schema)
+    table = as_table(frame, "X")
+    for name in schema.file_columns:
+        column_values(table, name, "X")
+        kind = table[name].type
+        if not (typed.readable(kind) or typed.is_date(kind)):
+            raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
+        check_texts("X", name, typed.plain(kind), texts.get(name, ()), coded=name in coded)
+    return encode_table(typed_table(SourcePart(table), schema), schema)
 
 
 class Classifier(_Applied):

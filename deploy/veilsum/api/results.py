@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 
+from veilsum.api.fits import COEFFICIENTS, Fitted
 from veilsum.api.frames import arrow_table, pandas_frame
 from veilsum.api.notebook import enable_figures
 from veilsum.exports import (
     SUMMARY,
+    belongs,
     cell,
+    drawings,
     export_result,
     figures_of,
     table_html,
@@ -24,13 +27,19 @@ from veilsum.exports import (
     to_html,
     to_latex,
 )
+from veilsum.papers import SUBGROUPS, PaperTable, documents_of, paper_tables
 from veilsum.pictures import draw
-from veilsum.provenance import read_manifest, stated_cost, stated_study
+from veilsum.provenance import read_manifest, signed_study, stated_cost, stated_study
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
+from veilsum_node.file_names import write_files
 from veilsum_privacy.results.result import Result, copy_result, load_result
+from veilsum_privacy.study.study import Study
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from veilsum.api.federation import Federation
     from veilsum.api.models import Classifier, Encoder, Regressor
     from veilsum.verification import Verified
@@ -101,13 +110,61 @@ class StudyResult:
         """A table as CSV."""
         return to_csv(self.rows(table))
 
+    @cached_property
+    def study(self) -> Study | None:
+        """The signed study, by whose schema tables and pictures are labelled; None where no proof lies beside the result."""
+        return signed_study(self.directory)
+
+    def papers(self, nonnormal: Sequence[str] = ()) -> dict[str, PaperTable]:
+        """The tables that have a form for papers, by name: a table one, coefficients, survival, subgroups.
+
+        Args:
+            nonnormal: numbers of which a table one shows the median and the quartiles alone, if the study asked for these.
+        """
+        private = self.about.get("noise") != "none"
+        return paper_tables(tables_of(self.content), self.study, nonnormal, private=private)
+
+    def paper(self, table: str | None = None, *, nonnormal: Sequence[str] = ()) -> PaperTable:
+        """One of :meth:`papers`, the first by default: ``text``, ``to_html()``, ``to_latex()``, ``to_docx()``.
+
+        Raises:
+            Misuse: there is none of the name.
+        """
+        found = self.papers(nonnormal)
+        if table is None and found:
+            return next(iter(found.values()))
+        if table not in found:
+            known = ", ".join(found) or "none; to_latex() and to_html() have the others"
+            raise Misuse(f"The result has no table {table or 'for papers'!r}.", f"Tables for papers: {known}.")
+        return found[table]
+
     def to_latex(self, table: str | None = None) -> str:
-        """A table for a paper, with ``booktabs`` rules; a figure is one cell, ``61.2 (59.8 to 62.7)``."""
+        """A table for a paper, with ``booktabs`` rules; of one without a form of its own a figure is one cell,
+        ``61.2 (59.8 to 62.7)``."""
+        found = self.papers()
+        if table in found or (table is None and len(found) == 1):
+            return self.paper(table).to_latex()
         return to_latex(self.rows(table), self._named(table))
 
     def to_html(self, table: str | None = None) -> str:
         """A page with every table and picture, and the study; with ``table`` that one alone, a ``<table>`` to paste."""
-        return to_html(self.content, self.about) if table is None else table_html(self.rows(table))
+        if table is None:
+            return to_html(self.content, self.about, self.study)
+        return self.paper(table).to_html() if table in self.papers() else table_html(self.rows(table))
+
+    def to_docx(self, path: str | Path, table: str | None = None, *, nonnormal: Sequence[str] = ()) -> Path:
+        """Write the tables for papers, or one of them, as a document of Word.
+
+        Raises:
+            Misuse: the result has no table for papers.
+            Unavailable: it cannot be written.
+        """
+        target = Path(path)
+        found = [self.paper(table, nonnormal=nonnormal)] if table else list(self.papers(nonnormal).values())
+        if not found:
+            raise Misuse("The result has no table for papers.", "Export it as csv.")
+        (written,) = write_files(target.parent, {target.name: documents_of(found)}, replace=True)
+        return written
 
     def plot(self, table: str | None = None) -> Any:
         """A table as a matplotlib figure: survival curves with bands, or figures with their intervals.
@@ -116,8 +173,10 @@ class StudyResult:
             Misuse: as :meth:`rows`, or the table has nothing to draw.
             ConfigurationError: matplotlib is not installed.
         """
-        name = self._named(table)
-        figure = draw(name, self.tables[name])
+        drawn = drawings(self.content, self.study)
+        one_forest = table is None and SUBGROUPS in drawn
+        name = SUBGROUPS if one_forest else table if table in drawn else self._named(table)
+        figure = draw(name, drawn[name]) if name in drawn else None
         if figure is None:
             raise Misuse(f"The table {name!r} has no figure with an interval to draw.", "Name another table.")
         enable_figures()
@@ -130,14 +189,17 @@ class StudyResult:
         *,
         site: str | None = None,
         replace: bool = False,
+        nonnormal: Sequence[str] = (),
     ) -> list[Path]:
-        """Write all tables and pictures: ``csv``, ``html``, ``latex``, ``svg``, ``png``; or the model: ``onnx``, ``xgboost``.
+        """Write all tables and pictures: ``csv``, ``html``, ``latex``, ``word``, ``text``, ``svg``, ``png``; or the model:
+        ``onnx``, ``xgboost``.
 
         Args:
             directory: of the files.
             formats: which of them.
             site: whose alignment an ONNX file applies, of a result with one for each site.
             replace: replace files that are there with other content, which is an error without it.
+            nonnormal: as of :meth:`papers`.
 
         Returns:
             The files, all in the directory, named for their tables.
@@ -146,7 +208,8 @@ class StudyResult:
             StateError: another file of a name is there; then nothing is written.
             Unavailable: the directory cannot be written.
         """
-        return export_result(self.content, Path(directory), list(formats), about=self.about, site=site, replace=replace)
+        more: dict[str, Any] = {"about": self.about, "site": site, "replace": replace, "study": self.study}
+        return export_result(self.content, Path(directory), list(formats), nonnormal=nonnormal, **more)
 
     def to_onnx(
         self, path: str | Path, *, site: str | None = None, from_features: bool = False, replace: bool = False
@@ -220,6 +283,48 @@ class StudyResult:
         model.about = self.about
         return model
 
+    # -- a regression, with statsmodels' names -----------------------------------------------------------------------------
+
+    @cached_property
+    def fitted(self) -> Fitted:
+        """The coefficients of a regression.
+
+        Raises:
+            Misuse: the result is of another method.
+        """
+        if COEFFICIENTS not in self.tables or self.method != "regression":
+            raise Misuse(f"A result of {self.method} has no coefficients.", "Ask linear, logistic, poisson or cox.")
+        about = {**self.about, "sites": self.content.summary.get("cohort", "?")}
+        return Fitted(self.tables[COEFFICIENTS], self.study, about, self.tables.get(f"{COEFFICIENTS} tests", ()))
+
+    @property
+    def params(self) -> pd.Series[float]:
+        """Estimates by name, of logarithms of ratios but in a linear model."""
+        return self.fitted.params
+
+    @property
+    def bse(self) -> pd.Series[float]:
+        """Their standard errors, of sampling and noise together."""
+        return self.fitted.bse
+
+    @property
+    def tvalues(self) -> pd.Series[float]:
+        """Estimates by their standard errors."""
+        return self.fitted.tvalues
+
+    @property
+    def pvalues(self) -> pd.Series[float]:
+        """That a coefficient is 0."""
+        return self.fitted.pvalues
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of coefficients, columns 0 and 1."""
+        return self.fitted.conf_int(alpha)
+
+    def predict(self, X: Any) -> Floats:  # noqa: N803  as scikit-learn and statsmodels name it
+        """Means, probabilities, rates or relative hazards (n,) of a frame (:meth:`veilsum.api.fits.Fitted.predict`)."""
+        return self.fitted.predict(X)
+
     # -- where it comes from -----------------------------------------------------------------------------------------------
 
     @property
@@ -270,7 +375,9 @@ class StudyResult:
     # -- how it is shown ---------------------------------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """The result as text: its tables, a line a row."""
+        """The result as text: of a regression in statsmodels' layout, of others the tables, a line a row."""
+        if self.method == "regression" and self.tables.get(COEFFICIENTS):
+            return self.fitted.summary()
         parts = []
         for name, rows in self.tables.items():
             keys = list(dict.fromkeys(key for row in rows for key in row))
@@ -301,7 +408,13 @@ class StudyResult:
     def _repr_html_(self) -> str:
         import html
 
-        parts = [f"<h4>{html.escape(name)}</h4>{table_html(rows)}" for name, rows in self.tables.items()]
+        found = self.papers()
+        parts = [f"<h4>{html.escape(name)}</h4>{table.to_html()}" for name, table in found.items()]
+        parts += [
+            f"<h4>{html.escape(name)}</h4>{table_html(rows)}"
+            for name, rows in self.tables.items()
+            if name not in found and not belongs(name, found)
+        ]
         return "".join(parts) or f"<pre>{html.escape(self.summary())}</pre>"
 
 

@@ -1,7 +1,5 @@
 """The ``veilsum analyst`` commands."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """The ``veilsum login`` command: a person's certificate of some hours."""
 
-from __future__ import annotations
-
 import time
 import webbrowser
 from pathlib import Path

@@ -224,7 +224,7 @@ def export(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for the files.")],
     formats: Annotated[
-        str, typer.Option("--formats", help="Formats, with commas: csv, html, latex, svg, png, onnx, xgboost.")
+        str, typer.Option("--formats", help="Formats, with commas: csv, html, latex, word, text, svg, png, onnx, xgboost.")
     ] = "csv,html",
     synthetic: Annotated[
         str,
@@ -234,6 +234,9 @@ def export(
             help="Synthetic records of the result's tree of pairs, or of a graph of many pairs (veilsum[synthetic]).",
         ),
     ] = "tree",
+    nonnormal: Annotated[
+        str, typer.Option("--nonnormal", metavar="COLUMNS", help="Numbers shown by median and quartiles alone, with commas.")
+    ] = "",
     site: Annotated[str | None, typer.Option("--site", help="The site whose alignment the ONNX file applies.")] = None,
     from_features: Annotated[
         bool, typer.Option("--from-features", help="Begin an ONNX file behind the encoder: for a frozen program of your own.")
@@ -247,12 +250,16 @@ def export(
     veilsum[onnx].
     """
     from veilsum.exports import export_result
-    from veilsum.provenance import stated_cost, stated_study
+    from veilsum.provenance import signed_study, stated_cost, stated_study
     from veilsum_privacy.results.result import load_result
 
     names, content = [name.strip() for name in formats.split(",") if name.strip()], load_result(result)
     about = {**stated_study(result), **stated_cost(result)}
-    files = export_result(content, out, names, synthetic, about=about, site=site, from_features=from_features, replace=force)
+    medians = [name.strip() for name in nonnormal.split(",") if name.strip()]
+    files = export_result(
+        content, out, names, synthetic, about=about, site=site, from_features=from_features, replace=force,
+        study=signed_study(result), nonnormal=medians,
+    )  # fmt: skip
     print_fields({"result": str(result), "files": [str(file) for file in files]}, title="Exported", as_json=as_json)
 
 

@@ -3,8 +3,6 @@
 One thread drives all parties, study after study. A call that is interrupted leaves its study running, as on the network.
 """
 
-from __future__ import annotations
-
 import builtins
 import logging
 import queue

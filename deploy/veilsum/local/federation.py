@@ -4,8 +4,6 @@ The channel hands a participant's messages straight to the hub under the partici
 phases drives the participants. Nothing of the protocol is left out.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

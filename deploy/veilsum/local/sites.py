@@ -4,8 +4,6 @@ Their policies accept every study and their budgets have no bound: a simulation 
 sites would agree to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +15,7 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.database import open_database
 from veilsum_node.identity import load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.kit import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.data.sources import reader_of
 from veilsum_participant.protocol.core import ParticipantCore

@@ -4,8 +4,6 @@ Authorization code with PKCE and a redirection to this machine's loopback (RFC 8
 whoever can talk a person into typing a code would be certified in the person's name. The private key stays on this machine.
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 import socket
@@ -23,10 +21,10 @@ from veilsum.access import LoginSettings
 from veilsum.login.served import Served
 from veilsum_node.errors import ConfigurationError, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Identity, Role, federation_id, load_authority_certificate, verify_certificate
-from veilsum_node.identity.authority import BACKDATE, LONGEST_LOGIN, login_request
 from veilsum_node.identity.certificate import load_certificate
 from veilsum_node.identity.files import read_file, replace_file
 from veilsum_node.identity.provision import install
+from veilsum_node.identity.requests import BACKDATE, LONGEST_LOGIN, login_request
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE
 from veilsum_node.oidc.code_flow import Visit
 from veilsum_node.oidc.fetcher import AnsweredError, Fetch, Fetcher, check_url

@@ -1,7 +1,5 @@
 """Answering over HTTP on a thread of its own, for as long as a context lasts."""
 
-from __future__ import annotations
-
 import threading
 from typing import Self
 

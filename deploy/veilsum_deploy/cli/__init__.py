@@ -3,8 +3,6 @@
 A site's own commands are the participant's (:mod:`veilsum_participant.cli`), with what needs the coordinator's code added.
 """
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 import veilsum.cli

@@ -1,7 +1,5 @@
 """The ``veilsum demo`` command."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

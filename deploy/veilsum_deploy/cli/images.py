@@ -1,7 +1,5 @@
 """The ``veilsum images`` command: folders of images as records that studies read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

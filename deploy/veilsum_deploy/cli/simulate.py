@@ -1,7 +1,5 @@
 """The ``veilsum simulate`` command: one study on simulated sites, or a whole evaluation of cells and seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

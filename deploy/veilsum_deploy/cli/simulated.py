@@ -1,7 +1,5 @@
 """What ``veilsum simulate`` does: loaded when a study is simulated, and not for the command's help."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The checks of a coordinator, beside the running one: nothing is changed, and one that fails stops none of the others."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +14,7 @@ from veilsum_node.phrases import counted
 from veilsum_node.process.check import Check, CheckOutcome, storage_checks
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.logs import printable
-from veilsum_participant.checks.ledgers import open_source
+from veilsum_privacy.dossier.ledgers import open_source
 
 Look = Callable[[], list[Check]]
 """Makes a check; raises no :class:`VeilsumError`, and can be called in a thread of its own."""

@@ -1,17 +1,17 @@
 """The ``veilsum federation`` commands: the authority that says who is a member, and in which role."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from veilsum_node.identity import DEFAULT_DAYS, Authority, IssuedRecord, Role, verify_certificate
-from veilsum_node.identity.directory import left_out, parse_directory, sign_directory
+from veilsum_node.identity.directory import parse_directory
 from veilsum_node.identity.files import read_file, read_private, replace_file
-from veilsum_node.identity.provision import TRIAL_HOSTS, install, make_kit
+from veilsum_node.identity.kit import TRIAL_HOSTS, make_kit
+from veilsum_node.identity.provision import install
 from veilsum_node.identity.record import Released
+from veilsum_node.identity.releases import left_out, sign_directory
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_line, print_rows
 from veilsum_node.process.steady_clock import now
 

@@ -3,8 +3,6 @@
 Everything that the parties of a real federation keep apart lies here side by side, private keys included: for trying out only.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -17,7 +15,7 @@ from pathlib import Path
 from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_node.errors import StateError, raising
 from veilsum_node.identity import load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.kit import Kit, make_kit
 
 MARKER = ".veilsum-demo"
 BUDGET = 10.0

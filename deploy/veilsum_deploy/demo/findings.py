@@ -3,8 +3,6 @@
 Baselines without privacy are computed here, in one place, from data that the federation never shares: for comparison only.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.run import Finished, Trial, spending
 from veilsum_deploy.evaluation import accuracy, exact_head, pool, result_head
 from veilsum_node.database import open_database
-from veilsum_node.identity.provision import Kit
+from veilsum_node.identity.kit import Kit
 from veilsum_participant.data import load_records
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records

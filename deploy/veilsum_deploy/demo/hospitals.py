@@ -3,8 +3,6 @@
 The split of the packaged data is fixed and public: it belongs to the demo, not to the federation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Print what the demo found, as tables for people."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

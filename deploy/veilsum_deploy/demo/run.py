@@ -35,15 +35,17 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.files import read_file, write_new
-from veilsum_node.identity.provision import Kit, Party
+from veilsum_node.identity.kit import Kit
+from veilsum_node.identity.provision import Party
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.process.new_files import new_file
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.connection import UnreachableError
-from veilsum_participant.checks.ledgers import check, open_source, readable_entries, spending_fields, study_labels
 from veilsum_participant.store.attempts import AttemptState, attempts_in, find_attempt
+from veilsum_participant.store.labels import study_labels
 from veilsum_participant.store.studies import StudyState, find_study
 from veilsum_privacy.dossier import describe, render
+from veilsum_privacy.dossier.ledgers import check, open_source, readable_entries, spending_fields
 from veilsum_privacy.ledger import write_jsonl
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study

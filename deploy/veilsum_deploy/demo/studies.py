@@ -6,8 +6,6 @@ verified entry by entry, and releases from the coordinator's journal.
 A hospital whose process is killed in the middle of a study and comes back: training goes on without it, then with it.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ It speaks HTTPS, or plain HTTP on loopback behind a proxy that does. It certifie
 coordinator, and logs every certificate: for whom, which role, number and end. Tokens are not logged or kept.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import logging
@@ -32,10 +30,11 @@ from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError, raising
 from veilsum_node.fields import Frozen
 from veilsum_node.identity import Authority, Role, key_fingerprint
-from veilsum_node.identity.authority import LONGEST_LOGIN, parse_login_request
+from veilsum_node.identity.authority import parse_login_request
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import read_private
 from veilsum_node.identity.record import Issued
+from veilsum_node.identity.requests import LONGEST_LOGIN
 from veilsum_node.oidc.fetcher import Fetch, Fetcher
 from veilsum_node.oidc.provider import ProviderSettings, TokenVerifier
 from veilsum_node.process.software import installed_version

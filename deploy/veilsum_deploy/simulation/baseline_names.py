@@ -1,7 +1,5 @@
 """What can be computed beside a result, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from veilsum_node.config import did_you_mean

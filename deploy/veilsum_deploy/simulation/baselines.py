@@ -11,8 +11,6 @@ It is what a study would be if records could be pooled: for the method "fedsgd" 
 comparison only. A study in which sites differ, by alignment or by what each discloses, has no such counterpart.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -3,8 +3,6 @@
 The same seed gives the same records, whatever is done with them: cells of a sweep are compared on equal splits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

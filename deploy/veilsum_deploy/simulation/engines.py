@@ -6,8 +6,6 @@ the bit wherever it runs. Functions keep nothing between calls: an item whose wo
 The engine over a Ray cluster: where one machine is outgrown.
 """
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

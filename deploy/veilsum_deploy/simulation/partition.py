@@ -3,8 +3,6 @@
 The seed decides who gets which row and nothing else: noise and keys never come from it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ all records are in this process anyway. The released integers are those of the p
 gradients are added together, up to rounding.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

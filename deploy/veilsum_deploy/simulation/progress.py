@@ -1,7 +1,5 @@
 """How far a simulated study is: rounds done of all that it declares, and the epsilon that the releases so far cost."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

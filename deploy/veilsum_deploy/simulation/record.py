@@ -5,8 +5,6 @@ the start, gets the same sums and does the same, until the rounds that are kept 
 round is kept as well, now and then: rounds after the last such snapshot that changed it are computed again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -1,7 +1,5 @@
 """What a simulation leaves behind: a summary as JSON, its quantities as CSV and Markdown, each run's result as a bundle."""
 
-from __future__ import annotations
-
 import io
 import json
 import statistics

@@ -1,7 +1,5 @@
 """The results folder of a simulation of one study while it runs: what is needed to take it up again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

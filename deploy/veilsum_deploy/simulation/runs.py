@@ -5,8 +5,6 @@ added in the clear, and a run that was killed can be taken up. Methods, tasks, c
 Identities and ledgers are temporary.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -5,8 +5,6 @@ of these, or of all, in turn, and the figures are averaged. Nothing here is part
 federated evaluation have noise and intervals.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a simulation is asked for and what comes of it: a study as a draft, its sites, its runs. This module runs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

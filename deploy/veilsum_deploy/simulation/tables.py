@@ -5,8 +5,6 @@ standard error is the standard deviation (n - 1) over the root of their number. 
 that both cells have.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import statistics

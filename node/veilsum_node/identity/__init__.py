@@ -1,6 +1,8 @@
 """Identities: the authority, certificates and roles, labelled signatures, and the credentials of mutual TLS."""
 
-from veilsum_node.identity.authority import DEFAULT_DAYS, Authority, new_key_and_csr
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from veilsum_node.identity.certificate import (
     CertificateExpired,
     Identity,
@@ -11,9 +13,13 @@ from veilsum_node.identity.certificate import (
     load_authority_certificate,
     verify_certificate,
 )
-from veilsum_node.identity.record import Issued, IssuedRecord
+from veilsum_node.identity.requests import new_key_and_csr
 from veilsum_node.identity.signatures import Label, SigningKey, hello_digest, verify
 from veilsum_node.identity.tls import Credentials, load_credentials
+
+if TYPE_CHECKING:
+    from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
+    from veilsum_node.identity.record import Issued, IssuedRecord
 
 __all__ = [
     "DEFAULT_DAYS",
@@ -36,3 +42,10 @@ __all__ = [
     "verify",
     "verify_certificate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the authority's side only when it is asked for: a party has no use for it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'record' if name.startswith('Issued') else 'authority'}"), name)

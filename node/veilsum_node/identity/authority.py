@@ -7,7 +7,7 @@ revocation list and takes no part in studies. Keys and serial numbers come from 
     certificate.pem      what every party of the federation trusts
     issued/index.jsonl   one line for each certificate, written before it is handed out
 
-The federation's directory is signed in :mod:`veilsum_node.identity.directory`.
+The federation's directory is signed in :mod:`veilsum_node.identity.releases`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,8 @@ from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private, write_new
 from veilsum_node.identity.record import Issued, IssuedRecord
+from veilsum_node.identity.requests import BACKDATE, LONGEST_LOGIN, PEOPLE, check_name
 from veilsum_node.identity.signatures import SigningKey
-
-PEOPLE = (Role.ANALYST, Role.OPERATOR)
-"""Roles that a login may be certified for: no site and no coordinator ever logs in."""
-
-LONGEST_LOGIN = 7 * 86_400
-"""Seconds that a login's certificate is valid at most: nothing revokes it but its end."""
-
-BACKDATE = 300
-"""Seconds by which certificates begin earlier: a site's clock may be a little behind the authority's."""
 
 DEFAULT_DAYS = 365
 """How long a party's certificate is valid unless told otherwise."""
@@ -56,34 +48,8 @@ _DAY = 86_400
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 
 
-def new_key_and_csr(name: str, role: Role) -> tuple[bytes, bytes]:
-    """Make a private key and a request for a certificate, at the site that will use them.
-
-    Returns:
-        The private key and the request, both in PEM. The request states name and role for the authority's operator to see.
-
-    Raises:
-        Misuse: ``name`` is not a name.
-    """
-    _check_name(name, "name")
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, name), x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role.value)]
-    )
-    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    return SigningKey(key).to_pem(), request.public_bytes(Encoding.PEM)
-
-
-def login_request(role: Role) -> tuple[SigningKey, bytes]:
-    """A fresh key and a request (PEM) that states a role and no name: the name is the identity provider's to say."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role.value)])
-    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    return SigningKey(key), request.public_bytes(Encoding.PEM)
-
-
 def parse_login_request(csr: bytes) -> tuple[Role, ec.EllipticCurvePublicKey]:
-    """The role and the key of :func:`login_request`.
+    """The role and the key of :func:`~veilsum_node.identity.requests.login_request`.
 
     Raises:
         HostileInput: it is malformed, badly signed, of another curve, or asks for no role that people have.
@@ -117,7 +83,7 @@ class Authority:
             Misuse: ``federation_name`` is not a name, or the passphrase is empty.
             StateError: the directory holds an authority already, or cannot be written.
         """
-        _check_name(federation_name, "federation's name")
+        check_name(federation_name, "federation's name")
         if passphrase is not None and not passphrase:
             raise Misuse("The passphrase is empty.", "Give one, or none at all.")
         key = ec.generate_private_key(ec.SECP256R1())
@@ -209,7 +175,7 @@ class Authority:
             Misuse: hosts or days are wrong.
             StateError: the name or the key is taken.
         """
-        _check_name(name, "name")
+        check_name(name, "name")
         alternatives: list[x509.GeneralName] = [
             x509.UniformResourceIdentifier(certificates.identity_uri(self.federation_name, role, name)),
             *_host_names(role, hosts),
@@ -223,7 +189,7 @@ class Authority:
         """Certify the key of a person who logged in; whoever calls this has verified the login, and that it is this key's.
 
         Args:
-            csr: of :func:`login_request`; its role is certified.
+            csr: of :func:`~veilsum_node.identity.requests.login_request`; its role is certified.
             name: the name to certify, as the identity provider states it.
             subject: issuer and subject of the login, whom the name belongs to from now on.
             seconds: how long the certificate is valid, 1 to :data:`LONGEST_LOGIN`.
@@ -341,14 +307,6 @@ def certificate_builder(
         .not_valid_before(datetime.fromtimestamp(not_before, UTC))
         .not_valid_after(datetime.fromtimestamp(not_after, UTC))
     )
-
-
-def _check_name(name: str, what: str) -> None:
-    if not NAME_PATTERN.fullmatch(name):
-        raise Misuse(
-            f"The {what} {name!r} is not valid.",
-            "Use 1 to 64 of the characters a-z, 0-9, '.', '_' and '-', beginning and ending with a letter or digit.",
-        )
 
 
 def _host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:

@@ -4,8 +4,6 @@ There are no intermediate authorities, no revocation lists and no other trust an
 and a new key needs an operator's word. This module verifies; the authority issues in :mod:`.authority`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from dataclasses import dataclass, field

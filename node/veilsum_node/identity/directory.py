@@ -4,19 +4,12 @@ fingerprint of the whole that people read to each other as words.
 A signature alone would make the authority's word the pins. What counts is the fingerprint: operators compare all of its bits,
 and each one's software has looked for its own key first. Who confirms, and where that is kept, is decided elsewhere
 (:mod:`veilsum_participant.settings.directory`). A coordinator and operators are not listed: no site relies on their keys.
-
-Releases of the federation's directory: the authority lists whom it certified, signs the list as the next version, keeps it.
-
-Who was left out of a release stays out of later ones, whatever is certified meanwhile, until the operator takes them in again.
-What a directory is, and how a site reads one, is :mod:`veilsum_node.identity.directory`'s.
-
-    directories/N.json   beside the authority's record: every release, by version
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,13 +18,11 @@ from cryptography import x509
 from pydantic import Field, StrictInt, StrictStr, StringConstraints, ValidationError
 
 from veilsum_node.canonical import canonical, parse_canonical
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, raising, told_as
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, raising, told_as
 from veilsum_node.fields import Frozen, Hex32, Name
-from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
 from veilsum_node.identity.certificate import Role, federation_id, moment, p256_key
-from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, write_new
-from veilsum_node.identity.record import Issued, latest_by_place
-from veilsum_node.identity.signatures import Label, SigningKey, verify
+from veilsum_node.identity.files import MAX_FILE_BYTES, read_file
+from veilsum_node.identity.signatures import Label, verify
 
 if TYPE_CHECKING:
     from mnemonic import Mnemonic
@@ -126,29 +117,6 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
     return hashlib.sha256(b"\x01" + merkle_root(leaves[:left]) + merkle_root(leaves[left:])).digest()
 
 
-def build_directory(
-    issued: Iterable[Issued], authority: x509.Certificate, key: SigningKey, *, version: int, at: int, expires: int
-) -> bytes:
-    """Make and sign the directory of the parties whose latest certificates are given; the bytes of its file.
-
-    Raises:
-        Misuse: nobody is left to list, or too many for one file.
-    """
-    members = [
-        {"name": name, "role": entry.role.value, "fingerprint": entry.fingerprint}
-        for name, entry in sorted(latest_by_place(issued).items())
-        if entry.role in LISTED and entry.expires > at and not entry.subject  # a login's key is gone in hours
-    ]
-    if not members:
-        raise Misuse("No participant or analyst is left to list.", "Sign their requests first.")
-    head = {"format": FORMAT, "federation": federation_id(authority), "version": version, "issued": at, "expires": expires}
-    root = _root(head, members)
-    data = canonical({**head, "members": members, "root": root, "signature": key.sign(Label.DIRECTORY, root)})
-    if len(data) > MAX_FILE_BYTES:
-        raise Misuse(f"The directory would be larger than {MAX_FILE_BYTES} bytes.", "Leave parties out, or pin by hand.")
-    return data
-
-
 def parse_directory(data: bytes, authority: x509.Certificate) -> Directory:
     """Verify a directory but for its time.
 
@@ -178,7 +146,9 @@ def parse_directory(data: bytes, authority: x509.Certificate) -> Directory:
         raise HostileInput("The directory lists one key under two names.")
     if document.issued >= document.expires:
         raise HostileInput("The directory ends before it begins.")
-    root = _root({key: parsed[key] for key in ("format", "federation", "version", "issued", "expires")}, parsed["members"])
+    root = directory_root(
+        {key: parsed[key] for key in ("format", "federation", "version", "issued", "expires")}, parsed["members"]
+    )
     if root.hex() != document.root:
         raise HostileInput("The directory's root is not that of its contents.", "It was changed: ask for it again.")
     if document.federation != federation_id(authority):
@@ -238,7 +208,8 @@ def changes(old: Directory | None, new: Directory) -> list[str]:
     return lines
 
 
-def _root(head: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> bytes:
+def directory_root(head: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> bytes:
+    """What the authority signs, and people compare: 32 bytes of the head and the members."""
     return merkle_root([canonical(head), *(canonical(member) for member in members)])
 
 
@@ -246,79 +217,3 @@ def _words() -> Mnemonic:
     from mnemonic import Mnemonic  # reads its list from disk
 
     return Mnemonic("english")
-
-
-def sign_directory(
-    authority: Authority, *, days: int = DEFAULT_DAYS, without: Sequence[str] = (), again: Sequence[str] = ()
-) -> bytes:
-    """Sign the federation's directory as it is now, under the next version, and keep it on record.
-
-    Args:
-        authority: whose record says who is certified, and whose key signs.
-        days: how long it is valid, 1 to 3653, and not beyond the authority's own certificate.
-        without: names to leave out, though their certificates are valid, beside those of :func:`left_out`.
-        again: names of :func:`left_out` to take in.
-
-    Returns:
-        The bytes of the file for all sites.
-
-    Raises:
-        Misuse: the days are wrong, a name to leave out was never signed for, one to take in was not left out, or nobody is
-            left.
-        StateError: it cannot be written, or another operator signed the same version at this moment.
-        Damage: the record of certificates cannot be read.
-    """
-    version = 1 + _last_version(authority)
-    now, issued = authority.now(), authority.issued()  # read after the version, or a later version could list what is older
-    if unknown := sorted(set(without) - {entry.name for entry in issued}):
-        raise Misuse(f"{unknown[0]!r} was never signed for.", "`veilsum federation list` shows who was.")
-    out = _left_out(authority, version - 1, issued)
-    if known := sorted(set(again) - set(out)):
-        raise Misuse(f"{known[0]!r} was not left out of the last directory.", "Whoever is certified is in the next one.")
-    out = [*(name for name in out if name not in again), *without]
-    data = build_directory(
-        [entry for entry in issued if entry.name not in out],
-        authority.certificate,
-        authority.signing_key,
-        version=version,
-        at=now,
-        expires=authority.expiry(now, days, "directory"),
-    )
-    path = _path(authority, version)
-    try:
-        write_new(path, data)
-    except StateError as error:
-        if path.exists():
-            message = f"Another operator signed version {version} of the directory at this moment."
-            raise StateError(message, "Sign again, for the next version.") from error
-        raise
-    return data
-
-
-def left_out(authority: Authority) -> list[str]:
-    """Participants and analysts who are not in the last release, though certified when it was signed.
-
-    Raises:
-        StateError: the record of certificates is missing.
-        Damage: it cannot be read.
-    """
-    return _left_out(authority, _last_version(authority), authority.issued())
-
-
-def _left_out(authority: Authority, version: int, issued: Sequence[Issued]) -> list[str]:
-    if not version:
-        return []
-    last = read_directory(_path(authority, version), authority.certificate)
-    listed = [entry for entry in issued if entry.role in LISTED and not entry.subject]
-    could = {entry.name for entry in listed if entry.issued < last.issued <= entry.expires}
-    return sorted(could - {member.name for member in last.members})
-
-
-def _last_version(authority: Authority) -> int:
-    """0 before the first."""
-    kept = (authority.directory / "directories").glob("*.json")
-    return max((int(path.stem) for path in kept if path.stem.isdigit()), default=0)
-
-
-def _path(authority: Authority, version: int) -> Path:
-    return authority.directory / "directories" / f"{version}.json"

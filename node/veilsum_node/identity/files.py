@@ -4,8 +4,6 @@ Private files are created with mode 0600 and refused when others can read them. 
 so systemd (credentials) and Kubernetes (Secrets) hand a key to one service's user. Contents are not interpreted here.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import stat

@@ -5,8 +5,6 @@ until the authority releases it; a key belongs to one name for good. The record 
 protocol reads it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -4,8 +4,6 @@ Files are expected to be replaced, each in one step, as ``veilsum`` itself write
 use stays until a complete, valid set lies there. Nothing here has a thread; a loop that turns anyway calls :meth:`poll`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The PEM bytes are what mutual TLS takes. Nothing here opens a connection or knows a transport.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

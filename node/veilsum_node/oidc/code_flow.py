@@ -1,7 +1,5 @@
 """The authorization code flow with PKCE (RFC 7636) of a public client: where a person is sent, and what comes back."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

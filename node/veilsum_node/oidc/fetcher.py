@@ -1,7 +1,5 @@
 """JSON over HTTPS, as logging in needs it: small, without redirections, and over plain HTTP on loopback only."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import urllib.error

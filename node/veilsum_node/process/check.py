@@ -1,7 +1,5 @@
 """What a check found; and the check of disk, state and backup, which both parties have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum

@@ -4,8 +4,6 @@ Exit status: 0 done, 1 the answer is negative (a check, a verification or a stud
 fault of veilsum itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

@@ -3,8 +3,6 @@
 No control character reaches a terminal, whatever a name, a file or a peer says.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ process is not dumpable either, a handler that the kernel feeds (systemd-coredum
 debugger or read its memory. What root does, and memory that is swapped out, is outside.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

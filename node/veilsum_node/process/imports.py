@@ -1,7 +1,5 @@
 """Imports: much at once without looking for garbage in it, and of packages that not every installation has."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Text files that a command makes: whole or not at all, and never over another one unless that is asked for."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the ``init`` commands of all parties share: a private key, a certificate signing request, a configuration to edit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Which software this is, and how what it lacks is added."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTIONS = ("veilsum", "veilsum-participant", "veilsum-analyst", "veilsum-coordinator")

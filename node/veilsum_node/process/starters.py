@@ -3,8 +3,6 @@
 The defaults are those of the configuration models; the tests hold both together.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from string import Template
 

@@ -9,8 +9,6 @@ A request holds one thread for 15 seconds at most; 8 are served at once, 4 of on
 there is one pass over the registry in a second for each of the two formats; its owner bounds its series.
 """
 
-from __future__ import annotations
-
 import gzip
 import hmac
 import ipaddress

@@ -4,8 +4,6 @@ The endpoint is asked where it listens on this machine, and over TLS it must sho
 names. No token is sent: readiness shows no value.
 """
 
-from __future__ import annotations
-
 import http.client
 import ipaddress
 import ssl

@@ -4,8 +4,6 @@ It serves GET and HEAD, reads nothing of a request but its path and a few header
 Where its owner takes POST, it reads a body of bounded length as well. What is answered is the caller's business.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import socket

@@ -4,8 +4,6 @@ Only lines that a peer causes at will are bounded: those of a rejected call and 
 sessions that open and end. Each peer has a share of its own, so that one cannot silence what is said of another.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

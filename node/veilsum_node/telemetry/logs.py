@@ -5,8 +5,6 @@ say what an event is about by :func:`about`; these fields are a closed list of n
 causes at will are bounded (:mod:`.log_floods`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import json

@@ -1,7 +1,5 @@
 """Metrics that a coordinator and a participant have in common."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

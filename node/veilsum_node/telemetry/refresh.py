@@ -1,7 +1,5 @@
 """Figures that are expensive to compute, for whoever asks often and must not wait."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

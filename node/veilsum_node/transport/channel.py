@@ -1,7 +1,5 @@
 """A gRPC channel over mutual TLS to the coordinator, and the greeting in which the coordinator proves its name."""
 
-from __future__ import annotations
-
 import grpc
 
 from veilsum_node.errors import StateError

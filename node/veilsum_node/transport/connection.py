@@ -4,8 +4,6 @@ gRPC reports most failures as "unavailable"; a handshake of our own tells a clos
 Nothing here opens a participant's session or changes anything at the coordinator.
 """
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass
 from pathlib import Path

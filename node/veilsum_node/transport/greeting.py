@@ -4,8 +4,6 @@ TLS proves that some coordinator of the federation answers under the host's name
 leads that somebody else keeps. So the answer is signed over a fresh challenge, the caller's name and the coordinator's.
 """
 
-from __future__ import annotations
-
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Credentials, Identity, Label, Role, hello_digest, verify, verify_certificate
 from veilsum_proto import PROTOCOL_VERSIONS

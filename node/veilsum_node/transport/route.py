@@ -9,8 +9,6 @@ With roots beside the federation's own, a connection is pinned: see
 The keys of a configuration that say which way a coordinator is reached; the same for participants and analysts.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import socket

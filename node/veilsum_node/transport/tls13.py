@@ -6,8 +6,6 @@ pre-shared key, and gRPC sets none, so a TLS 1.2 handshake finds nothing to agre
 packages of both roles import this module before gRPC.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

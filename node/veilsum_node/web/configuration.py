@@ -1,7 +1,5 @@
 """A configuration as a page shows it: every key that holds, its value, and the file and line that says so."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Mapping

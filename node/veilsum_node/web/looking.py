@@ -1,7 +1,5 @@
 """Rows of a page that are looked at beside it: a disk or a peer that does not answer keeps no page waiting."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

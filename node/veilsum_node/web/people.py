@@ -1,7 +1,5 @@
 """Who is at a console: roles, sessions that end, one-time links, and how often something may be tried."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import hmac

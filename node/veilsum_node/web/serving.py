@@ -1,7 +1,5 @@
 """Running a console until it is told to stop."""
 
-from __future__ import annotations
-
 import logging
 import signal
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """``console.toml``, and the one place where a console listens: loopback, or a Unix socket. Every key has a default."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

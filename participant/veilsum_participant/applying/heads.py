@@ -1,7 +1,5 @@
 """Classifiers as results say them: affine layers by their arrays, or a network by its architecture's name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Literal, Self

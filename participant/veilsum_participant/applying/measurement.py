@@ -1,7 +1,5 @@
 """How a model does on records whose classes are known: every figure with a closed-form 95% interval."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

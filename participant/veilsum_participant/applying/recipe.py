@@ -4,8 +4,6 @@ Every step that a result names must be known here: one that is not would silentl
 than the study's. So an unknown key is an error. This module computes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise

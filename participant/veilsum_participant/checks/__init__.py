@@ -1,7 +1,6 @@
 """What `veilsum participant check` tests: identity, connection, clock, ledger, budgets, policy, data. Nothing is changed.
 
 Every check runs, whatever failed before. Reports name places in files, never a cell's value, and are for the site's operator.
-:mod:`.ledgers` reads and verifies the ledgers that commands are given.
 """
 
 from veilsum_node.process.check import Check, CheckOutcome

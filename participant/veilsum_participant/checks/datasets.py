@@ -1,7 +1,5 @@
 """Checks of datasets: that they are there, and how their records suit a schema."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence

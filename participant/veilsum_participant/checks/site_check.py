@@ -7,8 +7,6 @@ A site's ledger and store as the participant's own checks see them, opened to re
 Where the participant has never started there is neither; then its configured first budgets stand in, with nothing spent.
 """
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Whether the records that a query yields now are those that a release was computed from, told from the site's own ledger."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The whole platform's command (``veilsum_deploy.cli``) has the same nouns and adds what needs the coordinator's code.
 """
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 from veilsum_node.process.commands import Noun, command_line, run

@@ -1,17 +1,15 @@
 """Setting a population's budget, by the command and by the console alike."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any, Literal
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
-from veilsum_participant.checks.ledgers import open_source, spending_fields
 from veilsum_participant.cli.places import open_own
 from veilsum_participant.protocol import budget_changes
 from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_privacy.dossier.ledgers import open_source, spending_fields
 
 Rule = Literal["gaussian", "standard", "strict"]
 

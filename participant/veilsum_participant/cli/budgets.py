@@ -1,16 +1,14 @@
 """The ``veilsum ledger budget`` commands: set, change or show budgets."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
-from veilsum_participant.checks.ledgers import entry_fields, open_source, spending_fields
 from veilsum_participant.cli.budget_changes import Rule, change_budget
 from veilsum_participant.cli.entries import entry_row, spending_row
 from veilsum_participant.cli.places import ConfigOption, LedgerArgument, OwnOption, find_ledger, load_participant
+from veilsum_privacy.dossier.ledgers import entry_fields, open_source, spending_fields
 from veilsum_privacy.ledger import Kind
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Set, change or show budgets.")

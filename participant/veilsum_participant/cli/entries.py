@@ -1,7 +1,5 @@
 """How the ``ledger`` commands take times, and show entries and spending."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta

@@ -3,8 +3,6 @@
 Nothing leaves the site and nothing is written. What is told is exact: to publish it is the site's own decision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The ``veilsum ledger`` commands: what was spent, the proof of it, budgets. They work while the participant runs."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -17,14 +15,6 @@ from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_node.process.new_files import new_file, require_new
-from veilsum_participant.checks.ledgers import (
-    entry_fields,
-    open_source,
-    read_audit,
-    readable_entries,
-    spending_fields,
-    study_labels,
-)
 from veilsum_participant.cli import budgets
 from veilsum_participant.cli.entries import entry_row, read_time, spending_row
 from veilsum_participant.cli.places import (
@@ -37,8 +27,16 @@ from veilsum_participant.cli.places import (
     verify_place,
 )
 from veilsum_participant.cli.recovery import recover
+from veilsum_participant.store.labels import study_labels
 from veilsum_privacy.dossier import describe, proven, render, unproven
 from veilsum_privacy.dossier.figures import cost, plain
+from veilsum_privacy.dossier.ledgers import (
+    entry_fields,
+    open_source,
+    read_audit,
+    readable_entries,
+    spending_fields,
+)
 from veilsum_privacy.dossier.protection import ANNEXES
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, write_csv, write_jsonl
 

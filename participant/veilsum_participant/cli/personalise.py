@@ -4,8 +4,6 @@ The site's records are used exactly, without noise, so what is written is as con
 owner can read, and a head that no study takes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -16,7 +16,7 @@ from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.overrides import overridden_tables
 from veilsum_node.process.steady_clock import now
-from veilsum_participant.checks.ledgers import Checked, check
+from veilsum_privacy.dossier.ledgers import Checked, check
 
 if TYPE_CHECKING:
     from veilsum_participant.cli.additions import Additions

@@ -8,8 +8,8 @@ import typer
 
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line
-from veilsum_participant.checks.ledgers import open_source
 from veilsum_participant.cli.places import OwnOption, load_participant
+from veilsum_privacy.dossier.ledgers import open_source
 
 if TYPE_CHECKING:
     from veilsum_participant.settings.config import ParticipantConfig

@@ -5,8 +5,6 @@ never taken from records, and what a draft leaves open every reader of schemas r
 (:mod:`veilsum_privacy.study.schema`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

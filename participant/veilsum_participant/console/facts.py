@@ -1,7 +1,5 @@
 """What the console's pages show, in plain values: each from the function that the command of the same name calls."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -24,14 +22,6 @@ from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.web.looking import Look, Row
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.checks.ledgers import (
-    check,
-    entry_fields,
-    open_source,
-    readable_entries,
-    spending_fields,
-    study_labels,
-)
 from veilsum_participant.cli.budget_changes import read_epsilon
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import LedgerPlace, verify_place
@@ -40,9 +30,17 @@ from veilsum_participant.protocol.budget_changes import proposals
 from veilsum_participant.protocol.budgets import promised
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.store.labels import study_labels
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.dossier import StudyLabel, describe, proven, unproven
 from veilsum_privacy.dossier.figures import cost, meaning, moment, of_hundred, remaining
+from veilsum_privacy.dossier.ledgers import (
+    check,
+    entry_fields,
+    open_source,
+    readable_entries,
+    spending_fields,
+)
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.ledger.statements import declared_mechanisms
 from veilsum_privacy.study.study import Study, parse_study

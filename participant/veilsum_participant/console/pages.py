@@ -1,7 +1,5 @@
 """The pages of a site's console and its forms."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Whether the console's user may read a record: then it does not start, whatever the rest of its code would do."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from glob import glob, has_magic

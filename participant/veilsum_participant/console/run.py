@@ -1,7 +1,5 @@
 """Starting a site's console, and making links to it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,10 +9,10 @@ from veilsum_node.web.application import Console
 from veilsum_node.web.people import Links, Person
 from veilsum_node.web.serving import serve_with_links
 from veilsum_node.web.settings import ConsoleSettings, open_socket
-from veilsum_participant.checks.ledgers import open_source
 from veilsum_participant.console.pages import SitePages
 from veilsum_participant.console.reach import check_reach
 from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
+from veilsum_privacy.dossier.ledgers import open_source
 
 
 def site_links(config: ParticipantConfig, settings: ConsoleSettings) -> Links:

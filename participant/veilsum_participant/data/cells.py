@@ -20,7 +20,9 @@ from veilsum_aggregation.arrays import Bools
 from veilsum_participant.data.spellings import Spellings, exact
 from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema, DateColumn, LabelColumn, NumberColumn
 
-_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
+_TIME = r"[0-9]{2}(:?[0-9]{2}){0,2}([.,][0-9]+)?( ?(Z|UTC|GMT|[AP]M|[+-][0-9]{2}(:?[0-9]{2}){0,2}))?(\[[A-Z0-9_/+-]+\])?"
+_DATE = rf"(?i)^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([T ]{_TIME})?$"
+"""A day, and a time of it perhaps; of two days, or one before Christ, the first ten letters are none."""
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 

@@ -7,19 +7,14 @@ from veilsum_participant.settings.query import PLAIN, Dialect
 HEAD = 1 << 16
 """Bytes of a file that are looked at."""
 
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAGIC = (
-    (b"\x1f\x8b", 'It is compressed: state compression = "gzip".'),
-    (b"BZh", 'It is compressed: state compression = "bzip2".'),
-    (b"\xfd7zXZ\x00", 'It is compressed: state compression = "xz".'),
-    (b"\x28\xb5\x2f\xfd", 'It is compressed: state compression = "zstd".'),
+    *((magic, f'It is compressed: state compression = "{name}".') for magic, name in _COMPRESSED.items()),
     (b"PK\x03\x04", "It is a ZIP archive, as spreadsheets are: save it as CSV."),
     (b"\xd0\xcf\x11\xe0", "It is a spreadsheet: save it as CSV."),
     (b"PAR1", "It is a Parquet file: end its name in .parquet."),
 )
-_WIDE = (
-    (b"\xff\xfe", "utf-16"),
-    (b"\xfe\xff", "utf-16"),
-)
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "vertical bars", ",": "commas"}
 
 
@@ -49,10 +44,14 @@ def advice(head: bytes, line: bytes, dialect: Dialect) -> str:
     return f'Cells of its first line are separated by {_DELIMITERS[most]}: state delimiter = "{stated}".'
 
 
+def compression_of(head: bytes) -> str:
+    """The compression that a file's first bytes tell; empty where they tell none."""
+    return next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), "")
+
+
 def _wide(head: bytes) -> str:
-    for mark, encoding in _WIDE:
-        if head.startswith(mark):
-            return encoding
+    if head.startswith(_WIDE):
+        return "utf-16"
     some = head[: len(head) & ~1]
     for start, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
         if some and 2 * some[start::2].count(0) > len(some) // 2 > 2 * some[1 - start :: 2].count(0):

@@ -1,6 +1,6 @@
 """JSON files, which are tables of a query: a value a line, or one document. A file's name says which.
 
-Where nothing is declared, its first bytes say whether it is compressed by gzip, or in UTF-16: they begin no JSON.
+Where nothing is declared, its first bytes say whether and how it is compressed, or in UTF-16: they begin no JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from veilsum_participant.data.dialects import HEAD, compression_of
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import Fault, as_text, open_text, texts
 from veilsum_participant.data.objects import AnyFile, StoredFile, open_file
@@ -19,7 +20,6 @@ from veilsum_participant.settings.query import PLAIN, Dialect, is_document
 MAX_DOCUMENT = 1 << 28
 """Bytes of the longest document that is used; a longer one is taken for no JSON."""
 
-_GZIP = b"\x1f\x8b"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _UTF_8 = b"\xef\xbb\xbf"
 
@@ -49,6 +49,6 @@ def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault] | None = N
 def _recognised(file: AnyFile) -> Dialect:
     """How a file of JSON is written, by its first bytes."""
     with open_file(file) as raw:
-        dialect = replace(PLAIN, compression="gzip") if raw.read(2) == _GZIP else PLAIN
+        dialect = replace(PLAIN, compression=compression_of(raw.read(HEAD)))
     with open_text(file, dialect) as text:
         return replace(dialect, encoding="utf-16") if text.read(2) in _UTF_16 else dialect

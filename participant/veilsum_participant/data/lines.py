@@ -18,7 +18,7 @@ import io
 import lzma
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import chain
@@ -127,10 +127,36 @@ def _zstd(raw: BinaryIO) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"), _READ))
 
 
+class _Streams:
+    """The streams of a file of bzip2 or xz, one after another. What else stands there but padding is a fault: the standard
+    library's own readers end before it, and so before the records of a stream that is damaged where it begins.
+    """
+
+    def __init__(self, raw: BinaryIO, new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]) -> None:
+        self._raw, self._new, self._stream, self._rest = raw, new, new(), b""
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while not data:
+            ended, given = self._stream.eof, self._rest
+            if not given and (ended or self._stream.needs_input) and not (given := self._raw.read(size)):
+                if ended:
+                    break
+                raise EOFError
+            if ended:
+                self._rest = given = given.lstrip(b"\0")
+                if not given:
+                    continue
+                self._stream = self._new()
+            data = self._stream.decompress(given, size)
+            self._rest = self._stream.unused_data
+        return data
+
+
 _OPENED: dict[str, Any] = {
     "gzip": lambda raw: gzip.GzipFile(fileobj=raw),
-    "bzip2": bz2.BZ2File,
-    "xz": lzma.LZMAFile,
+    "bzip2": lambda raw: _Streams(raw, bz2.BZ2Decompressor),
+    "xz": lambda raw: _Streams(raw, lzma.LZMADecompressor),
     "zstd": _zstd,
 }
 

@@ -1,7 +1,7 @@
-"""Which of a schema's texts a cell means: the one that it spells, else the only one of the same number.
+"""Which of a schema's texts a cell means: the one that it spells, else one of the same letters or the only one of its number.
 
 Codes are texts that look like numbers: in ICD-9 042 is HIV, 0042 would be a kind of Shigella. So a number's spelling counts
-before its value, and a text with a leading zero has no value.
+before its value, and a text with a leading zero has no value. A letter and its accent may be one character or two.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
+from unicodedata import normalize
 
 import pyarrow as pa
 
@@ -53,7 +54,7 @@ class Spellings:
     """Texts and what they mean.
 
     Attributes:
-        texts: the code of each text, trimmed.
+        texts: the code of each text, trimmed; and of its composed form (NFC), unless that is another text's own.
         numbers: the code of each number that texts of one code alone spell.
     """
 
@@ -65,15 +66,20 @@ class Spellings:
         """Spellings of texts with their codes."""
         texts: dict[str, int] = {}
         numbers: dict[Exact, set[int]] = {}
+        known = [*known]
         for text, code in known:
             texts.setdefault(text.strip(), code)
             if (number := exact(text.strip())) is not None:
                 numbers.setdefault(number, set()).add(code)
+        for text, code in known:
+            texts.setdefault(normalize("NFC", text.strip()), code)
         return cls(texts, {number: codes.pop() for number, codes in numbers.items() if len(codes) == 1})
 
     def find(self, text: str) -> int:
         """The code that a trimmed text means; -1 for none."""
         code = self.texts.get(text)
+        if code is None and not text.isascii():
+            code = self.texts.get(normalize("NFC", text))
         if code is None and self.numbers and (number := exact(text)) is not None:
             code = self.numbers.get(number)
         return -1 if code is None else code

@@ -26,7 +26,6 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.sources import SourceTables, changed, opened, tried
 from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_parts, told
-from veilsum_participant.data.table import Table
 from veilsum_participant.datasets import BATCH, record_bytes
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.mechanism.records import Records, join_batches
@@ -120,7 +119,8 @@ def _by_order(tables: SourceTables, rows: int) -> Iterator[Records]:
     held: list[Records] = []
     nobody = np.empty(0, dtype=np.int64)
     for table in tables.read(rows, ordered=True):
-        identifiers, given, records = _told_apart(table, tables.schema)
+        identifiers, given = _told_apart(table.subjects)
+        records = encode_table(table, tables.schema)
         if not given.all():
             others = records.take(~given)
             yield replace(others, subjects=alone + np.arange(len(others)))
@@ -146,11 +146,10 @@ def _by_order(tables: SourceTables, rows: int) -> Iterator[Records]:
     yield from _slices(join_batches(held), rows)
 
 
-def _told_apart(table: Table, schema: DatasetSchema) -> tuple[Any, NDArray[np.bool_], Records]:
-    """A batch's identifiers, which of its rows have one, and its records without subjects."""
-    identifiers = told(table.subjects)
-    given = np.asarray(pc.is_valid(identifiers).to_numpy(zero_copy_only=False), dtype=np.bool_)
-    return identifiers, given, encode_table(table, schema)
+def _told_apart(subjects: Any) -> tuple[Any, NDArray[np.bool_]]:
+    """A batch's identifiers, and which of its rows have one."""
+    identifiers = told(subjects)
+    return identifiers, np.asarray(pc.is_valid(identifiers).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 _HOLD = "Raise the dataset's `memory` beyond its records, which are then held, or store the identifiers as numbers."
@@ -175,7 +174,8 @@ def _by_bucket(tables: SourceTables, rows: int, persons: int) -> Iterator[Record
             return ((buckets >= first) & (buckets <= last)) | ((buckets < 0) & (first == 0))
 
         for table in tables.read(rows, keep=keep):
-            identifiers, given, part = _told_apart(table, schema)
+            identifiers, given = _told_apart(table.subjects)
+            part = encode_table(table, schema)
             if not given.all():
                 others = part.take(~given)
                 yield replace(others, subjects=number + np.arange(len(others)))

@@ -71,7 +71,7 @@ def values(column: Any, decimal: str = ".") -> Any:
     for chunk in _plain(column):
         held = chunk
         if is_text(chunk.type):
-            held = _text(chunk) if decimal == "." else _with_points(_text(chunk))
+            held = chunk if decimal == "." else _with_points(chunk)
         elif is_date(chunk.type):
             zone = chunk.type.tz if pa.types.is_timestamp(chunk.type) else None  # in which its day is taken
             held = pc.strftime(pc.cast(chunk, pa.timestamp("us", zone), safe=False), format="%Y-%m-%d")
@@ -99,7 +99,8 @@ def texts(column: Any, known: Sequence[tuple[str, int]]) -> Any:
 
 def identifiers(column: Any) -> Any:
     """A chunked column as one array of trimmed text, or of its own numbers: as float64 long ones would run together."""
-    return joined([_identifiers(chunk) for chunk in _plain(column)])
+    # with half floats Arrow does little
+    return joined([chunk.cast(pa.float32()) if pa.types.is_float16(chunk.type) else chunk for chunk in _plain(column)])
 
 
 def common(kinds: Sequence[Any], *, numbered: bool) -> bool:
@@ -151,7 +152,7 @@ def is_text(kind: Any) -> bool:
 
 
 def _plain(column: Any) -> Iterator[Any]:
-    """The chunks of a column, one at least, of the type that :func:`plain` tells."""
+    """The chunks of a column, one at least, of the type that :func:`plain` tells; texts trimmed, of whatever bytes."""
     for chunk in column.chunks or [pa.nulls(0, column.type)]:
         held = chunk
         while pa.types.is_dictionary(held.type) or isinstance(held.type, pa.BaseExtensionType):
@@ -161,7 +162,15 @@ def _plain(column: Any) -> Iterator[Any]:
             else:
                 held = held.dictionary_decode() if pa.types.is_dictionary(held.type) else held.storage
         kind = plain(held.type)
-        yield held if kind == held.type else held.cast(kind)
+        if not is_text(kind):
+            yield held if kind == held.type else held.cast(kind)
+            continue
+        cells = held.cast(pa.large_binary())  # whatever the column's type promises of them
+        try:
+            held = cells.cast(pa.large_string())
+        except pa.ArrowInvalid:  # some cell is not UTF-8
+            held = pa.array((None if cell is None else as_text(cell) for cell in cells.to_pylist()), pa.large_string())
+        yield pc.utf8_trim_whitespace(held)
 
 
 def _with_points(cells: Any) -> Any:
@@ -174,7 +183,7 @@ def _with_points(cells: Any) -> Any:
 
 def _texts(chunk: Any, meant: Mapping[Any, str]) -> Any:
     if is_text(chunk.type):
-        return _text(chunk)
+        return chunk
     if pa.types.is_boolean(chunk.type):
         yes, no = (pa.scalar(meant.get(truth, str(truth).lower()), pa.large_string()) for truth in (True, False))
         return pc.if_else(chunk, yes, no)
@@ -190,19 +199,3 @@ def _shortest(chunk: Any) -> Any:
     distinct = chunk.dictionary_encode()  # of these Arrow writes none, and there are 65,536 at most
     values = distinct.dictionary.to_numpy(zero_copy_only=False)
     return pa.array([str(value) for value in values], pa.large_string()).take(distinct.indices)
-
-
-def _identifiers(chunk: Any) -> Any:
-    if is_text(chunk.type):
-        return _text(chunk)
-    return pc.cast(chunk, pa.float32()) if pa.types.is_float16(chunk.type) else chunk  # with half floats Arrow does little
-
-
-def _text(chunk: Any) -> Any:
-    """Trimmed text of any bytes, whatever the column's type promises of them."""
-    cells = pc.cast(chunk, pa.large_binary())
-    try:
-        texts = pc.cast(cells, pa.large_string())
-    except pa.ArrowInvalid:  # some cell is not UTF-8
-        texts = pa.array((None if cell is None else as_text(cell) for cell in cells.to_pylist()), pa.large_string())
-    return pc.utf8_trim_whitespace(texts)

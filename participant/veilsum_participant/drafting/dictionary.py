@@ -1,7 +1,5 @@
 """Draft a schema of a data dictionary: a CSV file with a line for each variable, as REDCap and others write it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

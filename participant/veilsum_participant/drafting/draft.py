@@ -1,7 +1,5 @@
 """What a draft of a schema is, and its text: a schema file whose open keys are comments, so that no reader accepts it yet."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

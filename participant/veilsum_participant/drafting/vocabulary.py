@@ -3,8 +3,6 @@
 Vocabularies hold no records. What is drafted is what a query may name its columns and their values; bounds stay open.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

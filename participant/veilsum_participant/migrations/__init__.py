@@ -3,8 +3,6 @@
 Run by :meth:`veilsum_node.database.Database.migrate`.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import Connection
 
 from veilsum_node.database import make_tables

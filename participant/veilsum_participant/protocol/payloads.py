@@ -38,14 +38,10 @@ from veilsum_privacy.securesum.context import (
 from veilsum_privacy.securesum.data_masks import Words, mask_values
 from veilsum_privacy.securesum.graph import MaskGraph
 from veilsum_privacy.securesum.key_shares import consent_of, mask_key, payload_digest, share_digest, share_to_bytes
-from veilsum_privacy.securesum.one_time_keys import (
-    begin_coefficients_digest,
-    coefficients_to_bytes,
-    draw_key,
-    encrypt_words,
-)
+from veilsum_privacy.securesum.one_time_keys import begin_coefficients_digest, coefficients_to_bytes, encrypt_words
 from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.securesum.short_keys import draw_key
 from veilsum_privacy.securesum.streams import SECRET_BYTES
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.tasks.agreed import RoundPlan

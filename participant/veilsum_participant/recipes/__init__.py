@@ -1,7 +1,5 @@
 """Queries and schemas for data models that many hospitals share, to adapt; ``veilsum participant recipe`` writes them."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 

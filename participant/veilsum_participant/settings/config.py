@@ -3,8 +3,6 @@
 The policy is the site's own word: nothing that a coordinator or a study says lowers it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 

@@ -1,7 +1,5 @@
 """What ``participant.toml`` says of the data: datasets, the images and buckets that they come from, and encoders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

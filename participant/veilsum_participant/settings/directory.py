@@ -6,8 +6,6 @@ its own key, so words that all operators agree on are those of one in which ever
 signs.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as

@@ -1,7 +1,5 @@
 """The files of frozen encoders that a site's configuration names, told apart by their hashes. Nothing is loaded."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache

@@ -5,8 +5,6 @@ dataset's database; the process of networks has the encoders, and devices. Whoev
 configuration; each takes them on before it does anything else (:mod:`veilsum_node.process.confinement`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path

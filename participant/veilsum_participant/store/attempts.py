@@ -1,7 +1,5 @@
 """Attempts at rounds: their payloads, receipts and consents, and how many there were."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

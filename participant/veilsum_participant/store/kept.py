@@ -1,7 +1,5 @@
 """What was kept of a study for its later rounds: noised vectors, and what attempts trained."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How much of others' accounts the site has seen: peers' receipt numbers, the coordinator's mirror of its own."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Studies that wait for the operator's word, or had it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any

@@ -1,7 +1,5 @@
 """What outlives the studies on a population: cohorts of its strict sums, answers to what its budget bears."""
 
-from __future__ import annotations
-
 from sqlalchemy import Boolean, Column, Integer, LargeBinary, String, Table, Text
 
 from veilsum_participant.store.tables import METADATA

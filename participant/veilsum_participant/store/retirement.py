@@ -4,8 +4,6 @@ Attempts stay: they hold digests and numbers, and without them a receipt of an a
 a site that had lost its memory, and be charged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, select

@@ -3,8 +3,6 @@
 Enrolments as the store keeps them: a study's own, and those of its roster.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from enum import StrEnum

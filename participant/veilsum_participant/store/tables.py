@@ -1,7 +1,5 @@
 """What the store's modules share: the tables' metadata, tables made of dataclasses, rows read back."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 

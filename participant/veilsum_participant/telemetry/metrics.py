@@ -7,8 +7,6 @@ read and not more often than every few seconds. No round waits for it. Everythin
 Watches a running site: its metrics, the endpoint that serves them, and the verification of its ledger.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import socket

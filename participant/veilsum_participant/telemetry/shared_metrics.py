@@ -5,8 +5,6 @@ A report goes out when a session opens and every minute after. What is not grant
 What a site's state file says of the site, as figures: for its own metrics, and for what it shares of them.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -32,8 +32,6 @@ A pair that dominates M > N steps dominates N, at the same slack: whoever has M 
 the price where N steps themselves cannot be certified.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Literal

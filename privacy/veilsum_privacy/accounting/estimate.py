@@ -7,8 +7,6 @@ convolving them (Gopi, Lee, Wutschitz 2021); masses are computed and convolved u
 lose no digits.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

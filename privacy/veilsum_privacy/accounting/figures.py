@@ -4,8 +4,6 @@ The estimate is that of the continuous Gaussian: at v = 16 and a sensitivity of 
 the discrete one's. Opacus' PRV accountant is its oracle.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from numbers import Integral

@@ -22,8 +22,6 @@ pi^2 u^2), u^2 = v w / (v + w), by the same formula: with shares of variance 16 
 within 1 +- 1e-67.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

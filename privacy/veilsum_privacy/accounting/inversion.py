@@ -10,8 +10,6 @@ nothing negative, and as little as the spacing is small. Where many steps or noi
 smooth, M falls off quickly and few points decide, whatever the number of different steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the tasks of a study cost by what it declares: all of it, or what was released so far."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from fractions import Fraction

@@ -5,8 +5,6 @@ terms at integer orders, a trapezoidal rule at the others. Both give E[((1 - q) 
 small sampling rates lose no digits. This module knows neither events nor budgets.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache, lru_cache
 from typing import NamedTuple

@@ -18,8 +18,6 @@ beside others too, by putting it in and by taking it out, and must be the same w
 rows of the others, which no clip of its own row bounds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

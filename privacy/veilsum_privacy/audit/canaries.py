@@ -4,8 +4,6 @@ They are looked for among records of every class, with all features at their bou
 the task. Nothing here reads a record of the site.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

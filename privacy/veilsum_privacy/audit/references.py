@@ -5,8 +5,6 @@ task keeps classes or cells apart, there are many of them, a thousand cells of a
 angles in one release.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What a site's audit of its own releases found, as a file that the site's key signs and a dossier takes in."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace

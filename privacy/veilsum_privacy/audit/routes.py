@@ -25,8 +25,9 @@ from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.check_words import check_words, verify_check_words
 from veilsum_privacy.securesum.data_masks import mask_values, unmask_values
 from veilsum_privacy.securesum.key_shares import consent_of, mask_key
-from veilsum_privacy.securesum.one_time_keys import draw_key, encrypt_words
+from veilsum_privacy.securesum.one_time_keys import encrypt_words
 from veilsum_privacy.securesum.opening import Contribution, Total, open_words
+from veilsum_privacy.securesum.short_keys import draw_key
 from veilsum_privacy.securesum.streams import SECRET_BYTES
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.tasks.base import FactorTask, Records, TrainingTask

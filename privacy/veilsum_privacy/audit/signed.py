@@ -1,7 +1,5 @@
 """The file of an audit's report: signed by the site, read and verified before a dossier takes it in. Nothing here audits."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ copy is checked by SQLite and its ledger verified. A state in PostgreSQL is that
 :mod:`.restore`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

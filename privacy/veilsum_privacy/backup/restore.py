@@ -7,8 +7,6 @@ does not come
 back: budgets that were set since, and the keys of studies that it has enrolled in since.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

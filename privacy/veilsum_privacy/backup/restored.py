@@ -5,8 +5,6 @@ it. The mark lies in the state itself, and in a backup before that is put in its
 operator's word (:mod:`veilsum_participant.protocol.endorsement`). A backup of a marked state is marked.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

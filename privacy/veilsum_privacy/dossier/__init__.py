@@ -4,8 +4,6 @@
 page. Neither opens a file or a connection.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

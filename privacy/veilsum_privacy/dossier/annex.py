@@ -6,8 +6,6 @@ exposed when data were collected; each level rests on those below. The items fol
 site's records or this software's design show, and no more; what neither shows is said to be unanswered. Nothing here judges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 Everything follows from the signed study.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from veilsum_node.errors import HostileInput

@@ -6,8 +6,6 @@ disagree. Nothing here verifies; what verification found is handed in.
 What a verified ledger proves and what it cannot, in words, and how somebody else repeats the verification.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How figures are worded: costs rounded up, what is left rounded down, and what an epsilon means for a person."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime

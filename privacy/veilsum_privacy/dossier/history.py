@@ -1,7 +1,5 @@
 """Who asked a site for what, on whose word it took part or refused, under which policy: from its ledger, by study."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ processing (Article 30(1)), taken from ledger, policy, studies and audits.
 What the site's own records show is stated with its figures; what only people know is a gap, and says so. Nothing is judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@
 from its entries alone. Names are looked up when they are asked for, so that who writes entries does not load who exports them.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

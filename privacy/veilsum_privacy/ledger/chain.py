@@ -6,8 +6,6 @@ federation's authority and the owner's certificate; whoever signs with another k
 certificate. So a ledger proves itself to somebody who has nothing else but, to be sure whose it is, the authority's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Nothing here reads or writes a database. Certificates must be valid at the time 
 keys, which signed what is recovered, may have expired since.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

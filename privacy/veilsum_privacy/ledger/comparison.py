@@ -5,8 +5,6 @@ keep both. A ledger that was truncated, restored from an older copy, forked or m
 ledger is verified by itself before it is compared.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

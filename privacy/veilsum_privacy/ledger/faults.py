@@ -1,7 +1,5 @@
 """What verification raises."""
 
-from __future__ import annotations
-
 from veilsum_node.errors import HostileInput
 
 

@@ -7,8 +7,6 @@ charged stays charged. Every call takes the :class:`~sqlalchemy.Connection` of t
 What else a site's ledger keeps and says, :class:`~veilsum_privacy.ledger.ledger.Ledger` writes beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

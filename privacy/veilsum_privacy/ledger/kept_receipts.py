@@ -4,8 +4,6 @@ A site keeps a whole cohort's receipts with its charge, the coordinator's mirror
 kept is other parties' word: it is for whoever verifies a ledger later (:mod:`veilsum_privacy.ledger.verification`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The keys that may sign a ledger: the authority and the certificates that its own entries name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cryptography import x509

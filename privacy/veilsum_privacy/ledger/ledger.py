@@ -15,8 +15,6 @@ that the budget does not bear raises, and that undoes the caller's transaction; 
 This module opens no file and sends nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Reads are short and use a connection of their own; totals follow the entries, so
 since. Nothing here writes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ restored from a backup learns here what it signed for and consented to since; a 
 side, no longer fits the other.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Reads open their own connection, or use that of a transaction they belong to. No
 database from :func:`veilsum_node.database.open_readonly` will do.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress

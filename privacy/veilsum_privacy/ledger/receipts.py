@@ -5,8 +5,6 @@ member of the cohort sees all receipts, countersigned by the coordinator with th
 keeps them. Whoever's ledger is later rewound, forked or edited, the others' receipts do not fit it any more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The columns never change, for every one of them is hashed: what is new about a kind goes into ``detail``.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache

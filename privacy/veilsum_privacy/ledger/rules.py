@@ -1,7 +1,5 @@
 """What may follow what in a ledger, told from its entries alone: the same for a faulty site as for an honest one."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict

@@ -8,8 +8,6 @@ twice, and a context is recovered, shown and consented to once. A kept receipt n
 consent once. They do not stop someone who owns the file; the chain of hashes shows that.
 """
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 
 metadata = sa.MetaData()

@@ -8,8 +8,6 @@ certificate can say (``authority``); without it, the one that the ledger names i
 The receipts and countersignatures that entries cover: all there, signed, about the entry's release, never seen before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ What the authority issued is taken for granted, and nothing else: every digest a
 have expired since, but must have been valid at some time of the study's life.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A bundle is a directory with ``manifest.json`` and, if the result has arrays, ``
 a reader needs no code of this project.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

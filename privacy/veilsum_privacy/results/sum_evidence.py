@@ -6,9 +6,7 @@ coordinator cannot make evidence for another sum, as long as one member kept the
 the list of answers, and its consent, without which nothing opens, came with that signature.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from veilsum_aggregation.arrays import Integers
@@ -29,9 +27,10 @@ from veilsum_privacy.securesum.check_words import (
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
-from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes
+from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
 from veilsum_privacy.securesum.opened_sums import opened_from_bytes
 from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.packed import packed_blocks
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 
@@ -57,8 +56,14 @@ class Evidence:
 
 
 def total_to_bytes(total: Contribution, plan: OneTimePlan) -> bytes:
-    """A contribution, or a sum of them, as it travels: key share, then coefficients."""
-    return share_to_bytes(total.share, plan.ring, plan.cohort) + coefficients_to_bytes(total.coefficients, plan.ring)
+    """A contribution, or a sum of them, as it travels: key share, then coefficients; of ``plan.payload_bytes``."""
+    return b"".join(total_blocks(total, plan))
+
+
+def total_blocks(total: Contribution, plan: OneTimePlan) -> Iterator[bytes]:
+    """The bytes of :func:`total_to_bytes` in blocks of less than a mebibyte, of which one at a time is made."""
+    yield share_to_bytes(total.share, plan.ring, plan.cohort)
+    yield from packed_blocks(total.coefficients, plan.ring.coefficient_bits)
 
 
 def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contribution:
@@ -121,7 +126,7 @@ def verify_evidence(
     """
     total = total_from_bytes(evidence.total, plan)
     said = _held(evidence, plan, study, context, cohort, coordinator, total)
-    words = open_words(total, plan, context, evidence.consents)
+    words = open_words(total, plan, context, evidence.consents, total.coefficients)
     answers = [item.words for item in said]
     verify_check_words(words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
     return unmask_values(words, plan, context, evidence.consents)

@@ -50,22 +50,20 @@ def pairwise_masks(
         bound: of the words.
         more: further parts of the streams' keys.
     """
-    place, total = list(sharing).index(own), np.zeros(count, dtype=np.uint64)
-    for index, name in enumerate(sharing):
-        if index != place:
-            mask = WordStream(seeds[name], purpose, context, *more, bound=bound).take(count)
-            total += mask if index > place else np.uint64(bound) - mask
-    return total % np.uint64(bound)  # 4,096 words of 47 bits, 1,024 of 48 or 16 of 51: no overflow before
+    place = list(sharing).index(own)
+    before, behind = (
+        [WordStream(seeds[name], purpose, context, *more, bound=bound) for name in names]
+        for names in (sharing[:place], sharing[place + 1 :])
+    )
+    return WordStream.total(behind, before, count, bound)
 
 
 def self_masks(
     purpose: StreamPurpose, context: bytes, consents: Sequence[bytes], count: int, bound: int, *more: bytes
 ) -> Words:
     """The (count,) sum of the self-masks of these consents, mod ``bound``."""
-    total = np.zeros(count, dtype=np.uint64)
-    for consent in consents:
-        total += WordStream(consent, purpose, context, *more, bound=bound).take(count)
-    return total % np.uint64(bound)
+    streams = [WordStream(consent, purpose, context, *more, bound=bound) for consent in consents]
+    return WordStream.total(streams, [], count, bound)
 
 
 def mask_key(

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
-from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials
+from veilsum_privacy.securesum.packed import pack_numbers, packed_blocks, unpack_numbers
+from veilsum_privacy.securesum.products import KeyProducts, common_products
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
 from veilsum_privacy.securesum.rounding import gaussian_rounding
 
@@ -28,18 +28,12 @@ Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
 
-def draw_key(ring: RingParameters, source: RandomSource) -> Integers:
-    """A fresh one-time key s: (N,) discrete Gaussians of variance 42. It serves one context and is never stored."""
-    zeros = np.zeros(ring.degree, dtype=np.uint64)
-    return gaussian_rounding(zeros, ring.plain_modulus, Fraction(KEY_VARIANCE), source)
-
-
 def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParameters, source: RandomSource) -> Iterator[Words]:
     """Encrypt (n,) words below t under a key of this context's own; yields coefficients below q, a batch of polynomials each.
 
     Args:
         words: masked words.
-        key: of :func:`draw_key`, drawn for this call.
+        key: of :func:`.short_keys.draw_key`, drawn for this call.
         context: the digest c.
         ring: the parameters.
         source: where the errors come from.
@@ -49,9 +43,7 @@ def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParamet
     """
     if words.ndim != 1 or not len(words) or int(words.max()) >= ring.plain_modulus:
         raise Misuse("Only words below the plain modulus can be encrypted.")
-    products = KeyProducts(key, ring)
-    for first, count, part in batches(len(words), ring):
-        product = products.times(common_polynomials(context, ring, first, count)).reshape(-1)[: part.stop - part.start]
+    for part, product in common_products(key, context, ring, len(words), KeyProducts):
         yield _plus_rounded(product, words[part], ring, source)
 
 
@@ -95,7 +87,8 @@ def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingPara
 def coefficients_digest(coefficients: Words, ring: RingParameters) -> bytes:
     """SHA-256 over coefficients as they travel, all of one vector (32 bytes); also H(c_i) of a contribution."""
     state = begin_coefficients_digest(len(coefficients))
-    state.update(coefficients_to_bytes(coefficients, ring))
+    for block in packed_blocks(coefficients, ring.coefficient_bits):
+        state.update(block)
     return state.digest()
 
 

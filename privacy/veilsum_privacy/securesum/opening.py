@@ -17,7 +17,7 @@ from veilsum_privacy.securesum.check_words import sum_digest
 from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.key_shares import open_keys, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
-from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials, is_installed
+from veilsum_privacy.securesum.products import KeyProducts, common_products, is_installed
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
@@ -97,7 +97,9 @@ def check_contribution(contribution: Contribution, plan: OneTimePlan) -> None:
         raise HostileInput("A coefficient of a contribution is out of range.")
 
 
-def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Words:
+def open_words(
+    total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes], into: Words | None = None
+) -> Words:
     """The opened words M, (plan.words,) below t, the self-masks of the data still on.
 
     Args:
@@ -105,12 +107,13 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
         plan: of the sum.
         context: the digest c.
         consents: of every member in the cohort's order, held to its receipt before.
+        into: where the words go, (plan.words,); the sum's own coefficients where nobody needs them any more.
 
     Raises:
         HostileInput: not a sum of exactly this cohort: of another form or size, its keys do not open, or it shows more error
             than contributions of so many leave.
     """
-    words = np.empty(plan.words, dtype=np.uint64)
+    words = np.empty(plan.words, dtype=np.uint64) if into is None else into
     for part, _, found in open_phases(total, open_keys_of(total, plan, context, consents), plan, context):
         words[part] = found
     return words
@@ -137,9 +140,8 @@ def open_phases(
 
 def key_pads(keys: Integers, plan: OneTimePlan, context: bytes) -> Iterator[tuple[slice, Words]]:
     """The products of the common polynomials and a sum of keys (N,), below q: some words' places, and as many numbers."""
-    products = KeyProducts(keys, plan.ring) if is_installed() else IntegerProducts(keys, plan.ring)
-    for first, count, part in batches(plan.words, plan.ring):
-        yield part, products.times(common_polynomials(context, plan.ring, first, count)).reshape(-1)[: part.stop - part.start]
+    multiplier = KeyProducts if is_installed() else IntegerProducts
+    return common_products(keys, context, plan.ring, plan.words, multiplier)
 
 
 def _rounded(phase: Words, ring: RingParameters, members: int) -> Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import gcd
 from typing import NamedTuple
 
@@ -20,11 +21,19 @@ def packed_size(count: int, width: int) -> int:
 
 def pack_numbers(numbers: Words, width: int) -> bytes:
     """Pack (n,) numbers below 2^width, of 1 to 58 or 60 bits; the last byte is filled with zeros."""
-    return b"".join(_packed(numbers[start : start + _BLOCK], width) for start in range(0, len(numbers), _BLOCK))
+    return b"".join(packed_blocks(numbers, width))
+
+
+def packed_blocks(numbers: Words, width: int) -> Iterator[bytes]:
+    """The bytes of :func:`pack_numbers` in blocks of less than a mebibyte, of which one at a time is made."""
+    return (_packed(numbers[start : start + _BLOCK], width) for start in range(0, len(numbers), _BLOCK))
 
 
 def _packed(numbers: Words, width: int) -> bytes:
     shape = _groups(len(numbers), width)
+    if len(numbers) * width <= _FEW_TO_PACK:
+        bits = np.unpackbits(np.ascontiguousarray(numbers, "<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+        return np.packbits(bits[:, :width], bitorder="little").tobytes()
     groups = np.zeros((shape.groups, shape.numbers), dtype="<u8")
     groups.reshape(-1)[: len(numbers)] = numbers
     packed = _pack_words(groups, width, shape) if shape.words else _pack_bytes(groups, width, shape)
@@ -50,6 +59,11 @@ def unpack_numbers(data: bytes | memoryview, count: int, width: int, what: str) 
 
 def _unpacked(data: bytes | memoryview, count: int, width: int) -> Words:
     shape = _groups(count, width)
+    if count * width <= _FEW_TO_UNPACK:
+        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count * width, bitorder="little").reshape(count, width)
+        octets = np.zeros((count, 8), dtype=np.uint8)
+        octets[:, : -(-width // 8)] = np.packbits(bits, axis=1, bitorder="little")
+        return octets.view("<u8").reshape(-1).astype(np.uint64, copy=False)
     raw = np.zeros(shape.groups * shape.bytes, dtype=np.uint8)
     raw[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     groups = raw.reshape(shape.groups, shape.bytes)
@@ -70,6 +84,7 @@ class _Shape(NamedTuple):
 
 
 _LONG = 1 << 13
+_FEW_TO_PACK, _FEW_TO_UNPACK = 1 << 15, 1 << 14  # bits up to which taking every bit by itself is soonest
 
 
 def _groups(count: int, width: int) -> _Shape:

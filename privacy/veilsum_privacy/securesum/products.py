@@ -1,7 +1,8 @@
 """A context's common polynomials, and products of polynomials by short keys.
 
 Products come from SEAL through ``tenseal.sealapi``: a ciphertext of up to 16 polynomials is multiplied by a plaintext, sixteen
-at a time because the library's Python interface only reads and writes files (:mod:`.seal_files`).
+at a time because the library's Python interface only reads and writes files (:mod:`.seal_files`). Where few coefficients are
+needed those alone are computed (:mod:`.short_products`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse, StateError
+from veilsum_privacy.securesum import short_products
 from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
@@ -56,6 +58,28 @@ def batches(words: int, ring: RingParameters) -> Iterator[tuple[int, int, slice]
     for first in range(0, ring.polynomials(words), BATCH):
         count = min(BATCH, ring.polynomials(words) - first)
         yield first, count, slice(first * ring.degree, min((first + count) * ring.degree, words))
+
+
+def common_products(
+    key: Integers, context: bytes, ring: RingParameters, words: int, multiplier: type[KeyProducts | IntegerProducts]
+) -> Iterator[tuple[slice, Words]]:
+    """The coefficients of all a_j times a key that so many words need, mod q: which words they are for, and those.
+
+    Args:
+        key: (N,) short coefficients.
+        context: whose common polynomials.
+        ring: the parameters.
+        words: how many, at least one.
+        multiplier: what multiplies where there are many.
+    """
+    if short_products.fits(words, key, ring):
+        common = common_polynomials(context, ring, 0, 1)[0]
+        yield slice(0, words), short_products.first_coefficients(common, key, words, ring)
+        return
+    products = multiplier(key, ring)
+    for first, count, part in batches(words, ring):
+        common = common_polynomials(context, ring, first, count)
+        yield part, products.times(common).reshape(-1)[: part.stop - part.start]
 
 
 class KeyProducts:

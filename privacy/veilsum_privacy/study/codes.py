@@ -4,8 +4,6 @@ A code stands for itself and for all below it: ``E11`` for E11.9 and E11.65. Wha
 and the study alone.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import Counter

@@ -5,8 +5,6 @@ same one. This module describes encoders and runs none: :mod:`veilsum_privacy.ta
 participant loads programs.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal, Self
 

@@ -4,8 +4,6 @@ A schema is public and agreed before anyone looks at data: bounds come from medi
 Features are scaled to [-1, 1] by these bounds. This module describes; reading files is the participant's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import date
 from functools import cached_property
@@ -19,10 +17,20 @@ from veilsum_privacy.study.codes import MAX_CODES, SYSTEMS, TABLES, CodeGroup, G
 MAX_NAME = 128
 """Characters of a column's name."""
 
+MAX_LABEL = 128
+"""Characters of what tables and pictures call a column."""
+
 MAX_CATEGORIES = 256
 """Categories of a column."""
 
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
+
+Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
+"""What tables and pictures call a column; empty for its name. It is no part of what is computed."""
+
+
+def _unstated(label: str) -> bool:
+    return not label  # studies signed before do not state it
 
 
 class _Fillable(Frozen):
@@ -59,6 +67,7 @@ class NumberColumn(_Fillable):
     high: Real
     impute: Real | None = None
     unit: str = ""
+    label: Label = Field(default="", exclude_if=_unstated)
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -104,6 +113,7 @@ class CategoryColumn(_Fillable):
     name: ColumnName
     categories: tuple[str, ...] = Field(min_length=2, max_length=MAX_CATEGORIES)
     impute: str | None = None
+    label: Label = Field(default="", exclude_if=_unstated)
 
     @model_validator(mode="before")
     @classmethod
@@ -246,6 +256,7 @@ class LabelColumn(Frozen):
 
     column: ColumnName
     classes: tuple[ClassValues, ...] = Field(min_length=2, max_length=1000)
+    label: Label = Field(default="", exclude_if=_unstated)
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:

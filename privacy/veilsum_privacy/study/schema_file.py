@@ -1,7 +1,5 @@
 """Read a dataset's schema from a TOML file. It says nothing about the data itself."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

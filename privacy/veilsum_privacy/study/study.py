@@ -5,8 +5,6 @@ grid, its noise and its largest number of releases. Nothing else is ever compute
 the SHA-256 of its canonical bytes. This module holds no defaults that a later version could change under a signed study.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The registered tasks: what a study may ask for by name. Nothing outside this list is ever computed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

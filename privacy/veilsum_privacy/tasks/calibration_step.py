@@ -1,7 +1,5 @@
 """The task "calibration-step": one Newton step of the logistic regression of a class on what a trained model says of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -9,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.newton import variance_bound
+from veilsum_aggregation.families import variance_bound
 from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap

@@ -4,8 +4,6 @@ A record belongs to the nearest of its class's public centres. There are no soft
 over components, and every round of them would be a release.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal

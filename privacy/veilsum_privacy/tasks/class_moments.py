@@ -4,8 +4,6 @@ It releases nothing of the records it does not use. Second moments are pooled ov
 class's own, which costs no more privacy but many more values under the same noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from operator import not_

@@ -1,8 +1,7 @@
 """What the tasks of a regression share: terms and outcome of a record, and what a broadcast tells of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
+from operator import not_
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -10,12 +9,12 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, symbol, where
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, Value, symbol, where
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.cells import Cells
+from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
-from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query, Text
 
 LARGEST_ENTRY = 1e6
 """Largest entry of a broadcast array: products of two then stay finite."""
@@ -30,10 +29,12 @@ class DesignParameters(PersonParameters):
     Attributes:
         query: of kind ``linear``: terms, outcome and condition.
         derived: columns that it uses beside the schema's.
+        offset: of a model of counts, a number that is added to the linear predictor, in its own unit; empty for none.
     """
 
     query: Query
     derived: tuple[DerivedColumn, ...] = Field(default=(), max_length=MAX_QUERIES)
+    offset: Text = Field(default="", exclude_if=not_)  # studies signed before do not state it
 
 
 D = TypeVar("D", bound=DesignParameters)
@@ -47,12 +48,14 @@ class Design(NamedTuple):
         z: (1, terms), (p,).
         outcome: in [-1, 1].
         known: whether the record has them all and meets the condition; the others are 0 where not.
+        offset: in its own unit; 0 where there is none.
     """
 
     cells: Mapping[str, Cells]
     z: Symbol
     outcome: Symbol
     known: Symbol
+    offset: Value
 
 
 class DesignTask(PersonTask[D]):
@@ -71,6 +74,9 @@ class DesignTask(PersonTask[D]):
         if parameters.query.kind != "linear":
             raise HostileInput(f"A regression explains an outcome; its query is of kind {parameters.query.kind!r}.")
         self.question = LinearRegression(parameters.query, self.columns)
+        if parameters.offset:
+            self.columns.number(parameters.offset, f"{self.question.what}, offset")
+            self.beside = (*self.beside, parameters.offset)
         if self.p > MOST_COEFFICIENTS:
             raise HostileInput(f"The model has {self.p} coefficients; at most {MOST_COEFFICIENTS} can be.", "Use fewer terms.")
 
@@ -87,7 +93,11 @@ class DesignTask(PersonTask[D]):
             group = where(cells[name].present, group, -1)
         if self.question.condition is not None:
             group = where(self.question.condition.holds(cells), group, -1)
-        return Design(cells, *self.question.design(cells, group))
+        offset: Value = 0.0
+        if name := self.parameters.offset:
+            number, domain = number_cells(cells, name), self.columns.number(name, "offset")
+            offset = where(number.present, domain.low + (number.x + 1.0) * domain.half, 0.0)
+        return Design(cells, *self.question.design(cells, group), offset)
 
 
 def broadcast_arrays(broadcast: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:

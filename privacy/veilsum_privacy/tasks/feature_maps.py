@@ -5,8 +5,6 @@ file that every site has, or from the site's own noised statistic. So a record i
 constant, and is clipped afterwards. Maps are traced on symbols, as rows are, and meet no record; a program is an opaque map.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 

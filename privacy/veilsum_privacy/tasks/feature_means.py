@@ -1,7 +1,5 @@
 """The task "feature-means": how many records there are, by class if asked for, and the sum of their features."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """What the rows of tasks on features share, said of one record: whether it counts, and its features, clipped to the ball."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the tasks on features share: what is broadcast to them, and how long second moments get."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ None reads a record, so none costs anything. A site that can tell nothing from i
 shared stands in :class:`SiteFormula`; a formula says its blocks.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 No label is read. Principal components, barycenters and alignment maps are made of what it releases.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """What a site generates to train on beside its records (GGEUR): samples in the directions of broadcast class geometries."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The task "gradient": the sum of the records' clipped gradients of a broadcast model, one step of DP-SGD."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple

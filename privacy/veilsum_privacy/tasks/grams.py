@@ -4,8 +4,6 @@ For each layer the sum over records of u u^T, where u holds the layer's inputs a
 what the fusion of layers by RegMean needs (:mod:`veilsum_aggregation.regmean`). No label is read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar

@@ -1,9 +1,8 @@
 """The task "hazard-step": score and information of a proportional hazards model at a broadcast point, for one Newton step."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import not_
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from veilsum_node.fields import Frozen
 from veilsum_privacy.mechanism.rows.symbols import (
     Record,
     Symbol,
+    Value,
     clip,
     cumulated,
     exp,
@@ -25,7 +25,9 @@ from veilsum_privacy.mechanism.rows.symbols import (
     only,
     product,
     search,
+    some,
     square,
+    symbol,
     total,
     where,
 )
@@ -33,7 +35,8 @@ from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays
 from veilsum_privacy.tasks.layout import Block, Layout
-from veilsum_privacy.tasks.queries.cells import number_cells
+from veilsum_privacy.tasks.queries.cells import level_cells, number_cells
+from veilsum_privacy.tasks.queries.language import Text
 
 WHITEN, CENTRE, POINT, PERIODS, HAZARDS = "cox.whiten", "cox.centre", "cox.point", "cox.periods", "cox.hazards"
 """Broadcast arrays: W (p, p), the centre (p,), gamma (p,), the ends of the periods (P + 1,) in [0, 1], log hazards (P,)."""
@@ -54,11 +57,29 @@ class HazardStepParameters(DesignParameters):
     Attributes:
         query: as the base has it; its outcome is the condition that the time ended with the event.
         time: numeric column; who reaches its upper bound is past the horizon.
+        entry: numeric column with the same bounds, from when on a record was followed; empty for the start.
+        strata: category whose levels have hazards of their own; empty for none.
         periods: P, pieces of time with one hazard each.
     """
 
     time: ColumnName
     periods: int = Field(ge=1, le=256)
+    entry: Text = Field(default="", exclude_if=not_)  # studies signed before state neither
+    strata: Text = Field(default="", exclude_if=not_)
+
+
+class Stratum(NamedTuple):
+    """Where a stratum's periods lie among all.
+
+    Attributes:
+        ends: of its periods, (P + 1,), in [0, 1].
+        first: the first of its periods.
+        within: whether the record is of the stratum.
+    """
+
+    ends: Floats
+    first: int
+    within: Symbol
 
 
 class Expected(NamedTuple):
@@ -94,7 +115,12 @@ class HazardStep(DesignTask[HazardStepParameters]):
     without. Together D^2 = a^2 + max(n(1 / M), n(1)), for any broadcast. A person whose records count at most m times changes
     the sum by m D.
 
-    A record without one of the terms, its time or how it ended, or that does not meet the condition, adds zero.
+    With late entry, o_j is the part of period j between entry and time. With strata each stratum has periods of its own, one
+    after another, and the o_j of the others' are 0. Both only say which o_j >= 0 there are, and an event still falls in one
+    period at most, so nothing above changes.
+
+    A record without one of the terms, its time or how it ended, that enters no earlier than its time ends, or that does not
+    meet the condition, adds zero.
     """
 
     name = "hazard-step"
@@ -102,9 +128,16 @@ class HazardStep(DesignTask[HazardStepParameters]):
     Parameters: ClassVar[type[Frozen]] = HazardStepParameters
 
     def __init__(self, parameters: HazardStepParameters, schema: DatasetSchema) -> None:
+        self.beside = (parameters.time, *filter(None, (parameters.entry, parameters.strata)))
         super().__init__(parameters, schema)
-        self.beside = (parameters.time,)
-        self.columns.number(parameters.time, self.question.what)
+        own = self.columns.number(parameters.time, self.question.what)
+        self.levels = self.columns.levels(parameters.strata, self.question.what) if parameters.strata else ("",)
+        if parameters.periods % len(self.levels):
+            raise HostileInput(f"{self.question.what}: {parameters.periods} periods are not as many for each stratum.")
+        if parameters.entry:
+            entered = self.columns.number(parameters.entry, self.question.what)
+            if (entered.low, entered.high) != (own.low, own.high):
+                raise HostileInput(f"{self.question.what}: the entry and the time have other bounds.")
         if self.question.event is None:
             raise HostileInput(f"{self.question.what}: the outcome {parameters.query.outcome!r} is a number, and no event.")
         if parameters.time in {*parameters.query.over, *self.question.explained}:
@@ -136,47 +169,84 @@ class HazardStep(DesignTask[HazardStepParameters]):
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         periods = self.parameters.periods
         point = {WHITEN: np.eye(self.p), CENTRE: np.zeros(self.p), POINT: np.zeros(self.p)}
-        return {**point, PERIODS: np.linspace(0.0, 1.0, periods + 1), HAZARDS: np.zeros(periods)}
+        ends = np.linspace(0.0, 1.0, periods // len(self.levels) + 1)
+        return {**point, PERIODS: np.tile(ends, len(self.levels)), HAZARDS: np.zeros(periods)}
 
     def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         given, design = self.given(broadcast, self.shapes()), self.design(record)
-        return only(self._weighted(self.expected(design, given)), design.known)
+        return only(self._weighted(self.expected(design, given)), self.followed(design))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the broadcast arrays."""
         p, periods = self.p, self.parameters.periods
-        return {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), PERIODS: (periods + 1,), HAZARDS: (periods,)}
+        return {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), PERIODS: (periods + len(self.levels),), HAZARDS: (periods,)}
 
-    @staticmethod
-    def given(broadcast: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:
+    def given(self, broadcast: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:
         """The broadcast arrays, held against all that is asked of them before any record is looked at.
 
         Raises:
             HostileInput: as of :func:`.designs.broadcast_arrays`; or the periods do not ascend from 0 to 1.
         """
         given = broadcast_arrays(broadcast, shapes)
-        ends = given[PERIODS]
-        if ends[0] < 0.0 or ends[-1] > 1.0 or np.any(np.diff(ends) < 0.0):
+        ends = given[PERIODS].reshape(len(self.levels), -1)
+        if np.any(ends[:, 0] < 0.0) or np.any(ends[:, -1] > 1.0) or np.any(np.diff(ends) < 0.0):
             raise HostileInput(f"{PERIODS} must ascend from 0 to 1.")
         return given
 
+    def _time(self, design: Design, name: str) -> Symbol:
+        time: Symbol = number_cells(design.cells, name).x / 2.0 + 0.5
+        return time
+
+    def followed(self, design: Design) -> Symbol:
+        """Whether a record counts: it is known, and was followed for some time."""
+        if not self.parameters.entry:
+            return design.known
+        return design.known & (self._time(design, self.parameters.entry) < self._time(design, self.parameters.time))
+
+    def _strata(self, design: Design, ends: Floats) -> Iterator[Stratum]:
+        """Each stratum, with whether the record is of it; the only one, of everybody, without any."""
+        every, periods = ends.reshape(len(self.levels), -1), self.parameters.periods // len(self.levels)
+        for place, own in enumerate(every):
+            within = symbol(np.True_)
+            if self.parameters.strata:
+                within = level_cells(design.cells, self.parameters.strata).codes == place
+            yield Stratum(own, place * periods, within)
+
     def expected(self, design: Design, given: Mapping[str, Floats]) -> Expected:
         """What was expected of a record."""
-        ends = given[PERIODS]
-        time = number_cells(design.cells, self.parameters.time).x / 2.0 + 0.5
+        strata = list(self._strata(design, given[PERIODS]))
+        time = self._time(design, self.parameters.time)
+        entry: Value = self._time(design, self.parameters.entry) if self.parameters.entry else 0.0
         white = product(design.z[1:] - given[CENTRE], given[WHITEN])
         slopes = product(white, given[POINT][:, None])
-        spent = clip(time, ends[:-1], ends[1:]) - ends[:-1]
+        spent = joined(*(self._spent(time, entry, stratum) for stratum in strata))
         expected = cumulated(spent * exp(clip(given[HAZARDS] + slopes, -STEEPEST, STEEPEST)))
         long = length(white)
         white = white * (1.0 / maximum(long, 1.0))
         limit = 1.0 / clip(long, 1.0 / MOST, 1.0)
-        died = (design.outcome > 0.0) & (expected[-1] <= limit) & (time <= ends[-1]) & (time < 1.0)
+        died = (design.outcome > 0.0) & (expected[-1] <= limit) & (time < 1.0)
+        over = joined(*(stratum.within & (time <= stratum.ends[-1]) for stratum in strata))
+        died = died & some(over)
         reached = joined(0.0, minimum(expected, limit))
         mean = reached[1:] - reached[:-1]
-        period = clip(search(ends, time) - 1, 0, len(ends) - 2)
-        residual = where(np.arange(len(ends) - 1) == period, -mean + died, -mean)
+        fell = joined(*(self._fell(time, stratum) for stratum in strata))
+        residual = where(fell, -mean + died, -mean)
         return Expected(white, mean, residual)
+
+    def _spent(self, time: Symbol, entry: Value, stratum: Stratum) -> Symbol:
+        """Time (P,) within each of a stratum's periods."""
+        starts, ends = stratum.ends[:-1], stratum.ends[1:]
+        if not self.parameters.entry:
+            spent = clip(time, starts, ends) - starts
+        else:
+            spent = maximum(clip(time, starts, ends) - clip(entry, starts, ends), 0.0)
+        return where(stratum.within, spent, 0.0) if self.parameters.strata else spent
+
+    def _fell(self, time: Symbol, stratum: Stratum) -> Symbol:
+        """In which of a stratum's periods (P,) the time ended."""
+        period = clip(search(stratum.ends, time) - 1, 0, len(stratum.ends) - 2)
+        fell: Symbol = np.arange(len(stratum.ends) - 1) == period
+        return fell & stratum.within if self.parameters.strata else fell
 
     def _weighted(self, found: Expected) -> Symbol:
         white, mean, residual = found

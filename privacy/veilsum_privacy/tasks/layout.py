@@ -1,7 +1,5 @@
 """The layout of a task's vector: named blocks, each with its weight."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

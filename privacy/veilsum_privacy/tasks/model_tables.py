@@ -1,7 +1,5 @@
 """The task "model-tables": tables of records beside what a released model predicts of them, an outcome or a class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 

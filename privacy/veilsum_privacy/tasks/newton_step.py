@@ -1,7 +1,5 @@
 """The task "newton-step": score and information of a generalised linear model at a broadcast point, for one Newton step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from operator import not_
@@ -11,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.newton import Family, mean_of, variance_bound
+from veilsum_aggregation.families import Family, mean_of, variance_bound
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.rows.symbols import (
@@ -63,7 +61,8 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
     Blocks: ``score`` (p,), ``diagonal`` (p,) and ``cross`` (p (p - 1) / 2,), the entries above the diagonal row by row, whose
     weight is sqrt 2 times that of the diagonal. Where they are asked for, ``excess_diagonal`` and ``excess_cross`` are the
     same of c^2 (1 - c^2) v z_w z_w': the score's variance is the information less this.
-    The broadcast holds W and gamma; z_w = W z, of z = (1, terms), and mu and v are of the linear predictor z_w' gamma.
+    The broadcast holds W and gamma; z_w = W z, of z = (1, terms), and mu and v are of the linear predictor z_w' gamma, to
+    which the record's offset is added, if there is one. mu and v are within their bounds at any linear predictor.
 
     Both have the same weights, so that the information is the derivative of the score, however many records are shortened.
 
@@ -118,7 +117,8 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
         given, p = broadcast_arrays(broadcast, {WHITEN: (self.p, self.p), POINT: (self.p,)}), self.parameters
         design = self.design(record)
         outcome = in_units(design.outcome, self.question.outcome)
-        row = step_row(self.layout(), p.family, p.most, p.length, design.z, outcome, given[WHITEN], given[POINT])
+        at = given[WHITEN], given[POINT]
+        row = step_row(self.layout(), p.family, p.most, p.length, design.z, outcome, *at, offset=design.offset)
         return only(row, design.known)
 
 
@@ -148,11 +148,19 @@ def event_norm(kappa: float) -> float:
 
 
 def step_row(
-    layout: Layout, family: Family, most: float, longest: float, z: Symbol, outcome: Symbol, whiten: Floats, point: Floats
+    layout: Layout,
+    family: Family,
+    most: float,
+    longest: float,
+    z: Symbol,
+    outcome: Symbol,
+    whiten: Floats,
+    point: Floats,
+    offset: Value = 0.0,
 ) -> Symbol:
     """The weighted row (size,) of terms z (p,) and an outcome in its own units."""
     white = product(z, whiten)
-    mean, variance = means(family, product(white, point[:, None])[0], most)
+    mean, variance = means(family, product(white, point[:, None])[0] + offset, most)
     short = longest / maximum(length(white), longest)
     residual = short * (outcome - mean)
     white = white * short
@@ -165,7 +173,7 @@ def step_row(
 
 
 def means(family: Family, slopes: Symbol, most: float) -> tuple[Symbol, Symbol]:
-    """:func:`veilsum_aggregation.newton.mean_of` a record."""
+    """:func:`veilsum_aggregation.families.mean_of` a record."""
     formula: Value = mean_of  # of arrays; it is traced
     mean, variance = formula(family, slopes, most)
     return symbol(mean), symbol(variance)

@@ -1,7 +1,5 @@
 """Outcomes of one record, and what scores predict of it, as rows are computed: :class:`~.outcomes.Outcome` traced."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

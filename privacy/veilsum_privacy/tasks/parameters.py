@@ -1,7 +1,5 @@
 """Parameters that tasks have in common: the width of features, their clip and alignment, and the part of the records."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Parameters of tasks that may be asked about persons, who have several records."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from pydantic import Field

@@ -4,8 +4,6 @@ A site that keeps its own noised vector aligns its features by it; the sum gives
 becomes of the sums is :mod:`veilsum_aggregation.feature_moments`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """The task "prototypes": class counts and class sums, from which class means are computed; no second moments."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

@@ -5,8 +5,6 @@ A study declares the first two per site. Each is a function of one record and of
 length 1: the sensitivity rests on nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -85,7 +83,7 @@ class SiteScores(DesignTask[SiteScoresParameters]):
             white = product(design.z * short, given[WHITEN])
             return white * (design.outcome * short - product(white, given[POINT][:, None])[0])
         white = product(design.z, given[WHITEN])
-        mean, _ = means(family, product(white, given[POINT][:, None])[0], float(self.parameters.most))
+        mean, _ = means(family, product(white, given[POINT][:, None])[0] + design.offset, float(self.parameters.most))
         residual: Symbol = in_units(design.outcome, self.question.outcome) - mean
         return white * (residual * square(longest / maximum(length(white), longest)))
 
@@ -143,7 +141,7 @@ class SiteHazardScores(HazardStep):
         given, design = self.given(broadcast, shapes), self.design(record)
         terms, _, residual = self.expected(design, given)
         score = terms * total(residual) - product(residual, given[BASELINE])
-        return only(shortened(score * given[SCALE]), design.known)
+        return only(shortened(score * given[SCALE]), self.followed(design))
 
 
 def shortened(row: Symbol) -> Symbol:

@@ -1,7 +1,5 @@
 """The task "tables": the answers to a study's queries, from one sum of small public integers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Self, TypeVar
 

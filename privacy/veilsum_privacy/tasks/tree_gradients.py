@@ -1,7 +1,5 @@
 """The task "tree-gradients": gradients and Hessians of a loss by the leaves of broadcast trees, one round of boosting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import reduce

@@ -6,8 +6,6 @@ they are. A vector is multiplied by its weight over the largest weight in the co
 changes never grows, and the sum of the factors is what a mean divides by.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

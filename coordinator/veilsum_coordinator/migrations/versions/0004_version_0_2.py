@@ -3,8 +3,6 @@
 That is who decrypted each release and signed for it, and the roster of a finished study.
 """
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

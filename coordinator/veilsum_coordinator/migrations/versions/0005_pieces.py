@@ -1,7 +1,5 @@
 """Pieces of sums and releases that are too long for one value."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

@@ -4,8 +4,6 @@ A sum that an earlier version left can be opened by nobody: it is dropped, and i
 have joined by then.
 """
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

@@ -1,6 +1,4 @@
 """The tables of version 0.1, where the next script begins; this one never runs, for new tables are made at once."""
 
-from __future__ import annotations
-
 revision = "0004"
 down_revision = None

@@ -1,7 +1,5 @@
 """From version 0.1 to 0.2: cohorts by population, out of studies, charges and receipts; shares of seeds; origins; answers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

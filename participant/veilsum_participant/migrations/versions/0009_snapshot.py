@@ -1,7 +1,5 @@
 """Which records an attempt was computed from waits for its charge."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

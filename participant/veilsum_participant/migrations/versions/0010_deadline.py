@@ -1,7 +1,5 @@
 """Until when the coordinator waits for an answer is kept with a study that waits."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

@@ -3,8 +3,6 @@
 What open studies of earlier versions held is erased here; the site leaves them when it opens its state.
 """
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

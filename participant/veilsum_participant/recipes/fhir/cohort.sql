@@ -23,23 +23,28 @@ WITH systems(system, kind) AS (
 ),
 versions AS (
     SELECT
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
-        item->>'$.fullUrl' AS url,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'gender', item->'$.resource.gender',
-            'birthDate', item->'$.resource.birthDate',
-            'deceasedBoolean', item->'$.resource.deceasedBoolean',
-            'deceasedDateTime', item->'$.resource.deceasedDateTime',
-            'link', item->'$.resource.link'
-        ) AS resource
+        coalesce(resource.id, url) AS patient,
+        url,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM patient
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
+                "link": [{"type": "VARCHAR"}]
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM patient)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Patient'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Patient'
 ),
 persons AS (
     -- The last version of each patient, unless another patient has replaced it.
@@ -47,11 +52,11 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, resource DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
-    WHERE place = 1 AND NOT list_contains(json_extract_string(resource, '$.link[*].type'), 'replaced-by')
+    WHERE place = 1 AND NOT coalesce(list_contains(list_transform(resource.link, lambda link: link.type), 'replaced-by'), false)
 ),
 names AS (
     -- What a reference calls a patient: its id, or a URN of its id or of its place in a Bundle.
@@ -64,23 +69,31 @@ names AS (
 diagnosis_read AS (
     SELECT
         CASE
-            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
-                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
-            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+            WHEN regexp_matches(resource.subject.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.subject.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'code', item->'$.resource.code',
-            'verificationStatus', item->'$.resource.verificationStatus'
-        ) AS resource
+        coalesce(resource.id, url) AS id,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM condition
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]}, "verificationStatus": "JSON",
+                "subject": {"reference": "VARCHAR"}
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM condition)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Condition'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Condition'
 ),
 diagnosis AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -90,7 +103,7 @@ diagnosis AS (
             names.patient,
             diagnosis_read.id,
             diagnosis_read.resource,
-            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, diagnosis_read.resource DESC) AS place
         FROM diagnosis_read
         JOIN names ON names.name = diagnosis_read.name
     )
@@ -99,28 +112,35 @@ diagnosis AS (
 result_read AS (
     SELECT
         CASE
-            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
-                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
-            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+            WHEN regexp_matches(resource.subject.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.subject.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'status', item->'$.resource.status',
-            'code', item->'$.resource.code',
-            'component', item->'$.resource.component',
-            'valueQuantity', item->'$.resource.valueQuantity',
-            'effectiveDateTime', item->'$.resource.effectiveDateTime',
-            'effectiveInstant', item->'$.resource.effectiveInstant',
-            'effectivePeriod', item->'$.resource.effectivePeriod'
-        ) AS resource
+        coalesce(resource.id, url) AS id,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM observation
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "status": "VARCHAR", "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
+                "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"},
+                "component": [{"code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
+                    "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"}}],
+                "effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"},
+                "subject": {"reference": "VARCHAR"}
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM observation)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Observation'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Observation'
 ),
 result AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -130,7 +150,7 @@ result AS (
             names.patient,
             result_read.id,
             result_read.resource,
-            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, result_read.resource DESC) AS place
         FROM result_read
         JOIN names ON names.name = result_read.name
     )
@@ -139,24 +159,31 @@ result AS (
 stay_read AS (
     SELECT
         CASE
-            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
-                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
-            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+            WHEN regexp_matches(resource.subject.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.subject.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'status', item->'$.resource.status',
-            'class', item->'$.resource.class',
-            'period', item->'$.resource.period'
-        ) AS resource
+        coalesce(resource.id, url) AS id,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM encounter
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
+                "subject": {"reference": "VARCHAR"}
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM encounter)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Encounter'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Encounter'
 ),
 stay AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -166,7 +193,7 @@ stay AS (
             names.patient,
             stay_read.id,
             stay_read.resource,
-            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, stay_read.resource DESC) AS place
         FROM stay_read
         JOIN names ON names.name = stay_read.name
     )
@@ -180,16 +207,16 @@ conditions AS (
         bool_or((kind = 'snomed' AND code IN ('84114007', '42343007')) OR (kind = 'icd-10' AND starts_with(code, 'I50'))) AS heart_failure,
         bool_or((kind = 'snomed' AND code = '13645005') OR (kind = 'icd-10' AND starts_with(code, 'J44'))) AS copd
     FROM (
-        SELECT diagnoses.patient, systems.kind, upper(trim(diagnoses.coding->>'$.code')) AS code
+        SELECT diagnoses.patient, systems.kind, upper(trim(diagnoses.coding.code)) AS code
         FROM (
-            SELECT patient, unnest(json_extract(resource, '$.code.coding[*]')) AS coding
+            SELECT patient, unnest(resource.code.coding) AS coding
             FROM diagnosis
             WHERE NOT (
-                list_has_any(json_extract_string(resource, '$.verificationStatus.coding[*].code'), ['refuted', 'entered-in-error'])
-                OR coalesce(resource->>'$.verificationStatus' IN ('refuted', 'entered-in-error'), false)
+                coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
+                OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
             )
         ) AS diagnoses
-        JOIN systems ON lower(systems.system) = regexp_replace(regexp_replace(lower(diagnoses.coding->>'$.system'), '^https:', 'http:'), '/*([|].*)?$', '')
+        JOIN systems ON lower(systems.system) = regexp_replace(regexp_replace(lower(diagnoses.coding.system), '^https:', 'http:'), '/*([|].*)?$', '')
     )
     GROUP BY patient
 ),
@@ -197,9 +224,9 @@ parts AS (
     -- An observation, and the components of a panel, each once however often it is coded.
     SELECT row_number() OVER () AS part, patient, item
     FROM (
-        SELECT patient, unnest(list_concat([resource], json_extract(resource, '$.component[*]'))) AS item
+        SELECT patient, unnest(list_concat([{'code': resource.code, 'valueQuantity': resource.valueQuantity}], resource.component)) AS item
         FROM result
-        WHERE resource->>'$.status' IN ('final', 'amended', 'corrected')
+        WHERE resource.status IN ('final', 'amended', 'corrected')
     )
 ),
 measured AS (
@@ -217,13 +244,13 @@ measured AS (
     FROM (
         SELECT
             coded.*,
-            coded.item->>'$.valueQuantity.code' AS unit,
-            try_cast(coded.item->>'$.valueQuantity.value' AS DOUBLE) AS value,
-            trim(coded.coding->>'$.code') AS code
-        FROM (SELECT *, unnest(json_extract(item, '$.code.coding[*]')) AS coding FROM parts) AS coded
+            coded.item.valueQuantity.code AS unit,
+            try_cast(coded.item.valueQuantity.value AS DOUBLE) AS value,
+            trim(coded.coding.code) AS code
+        FROM (SELECT *, unnest(item.code.coding) AS coding FROM parts) AS coded
         JOIN systems
-            ON systems.kind = 'loinc' AND lower(systems.system) = regexp_replace(regexp_replace(lower(coded.coding->>'$.system'), '^https:', 'http:'), '/*([|].*)?$', '')
-        WHERE coded.item->>'$.valueQuantity.comparator' IS NULL
+            ON systems.kind = 'loinc' AND lower(systems.system) = regexp_replace(regexp_replace(lower(coded.coding.system), '^https:', 'http:'), '/*([|].*)?$', '')
+        WHERE coded.item.valueQuantity.comparator IS NULL
     )
     WHERE isfinite(value)
 ),
@@ -240,16 +267,16 @@ means AS (
 visited AS (
     SELECT
         patient,
-        count(*) FILTER (WHERE resource->>'$.class.code' IN ('IMP', 'ACUTE', 'NONAC')) AS stays,
-        count(*) FILTER (WHERE resource->>'$.class.code' = 'EMER') AS emergencies
+        count(*) FILTER (WHERE resource.class.code IN ('IMP', 'ACUTE', 'NONAC')) AS stays,
+        count(*) FILTER (WHERE resource.class.code = 'EMER') AS emergencies
     FROM stay
-    WHERE coalesce(resource->>'$.status', '') NOT IN ('planned', 'cancelled', 'entered-in-error')
+    WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
     GROUP BY patient
 )
 SELECT
     persons.patient,
-    try_cast(substr(persons.resource->>'$.birthDate', 1, 4) AS INTEGER) AS birth_year,
-    persons.resource->>'$.gender' AS sex,
+    try_cast(substr(persons.resource.birthDate, 1, 4) AS INTEGER) AS birth_year,
+    persons.resource.gender AS sex,
     CASE WHEN conditions.diabetes THEN 'yes' ELSE 'no' END AS diabetes,
     CASE WHEN conditions.hypertension THEN 'yes' ELSE 'no' END AS hypertension,
     CASE WHEN conditions.heart_failure THEN 'yes' ELSE 'no' END AS heart_failure,
@@ -261,7 +288,7 @@ SELECT
     coalesce(visited.stays, 0) AS stays,
     coalesce(visited.emergencies, 0) AS emergencies,
     CASE
-        WHEN persons.resource->>'$.deceasedBoolean' = 'true' OR persons.resource->>'$.deceasedDateTime' IS NOT NULL THEN 'yes'
+        WHEN persons.resource.deceasedBoolean = 'true' OR persons.resource.deceasedDateTime IS NOT NULL THEN 'yes'
         ELSE 'no'
     END AS died
 FROM persons

@@ -6,23 +6,28 @@
 -- aside.
 WITH versions AS (
     SELECT
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
-        item->>'$.fullUrl' AS url,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'gender', item->'$.resource.gender',
-            'birthDate', item->'$.resource.birthDate',
-            'deceasedBoolean', item->'$.resource.deceasedBoolean',
-            'deceasedDateTime', item->'$.resource.deceasedDateTime',
-            'link', item->'$.resource.link'
-        ) AS resource
+        coalesce(resource.id, url) AS patient,
+        url,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM patient
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
+                "link": [{"type": "VARCHAR"}]
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM patient)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Patient'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Patient'
 ),
 persons AS (
     -- The last version of each patient, unless another patient has replaced it.
@@ -30,11 +35,11 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, resource DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
-    WHERE place = 1 AND NOT list_contains(json_extract_string(resource, '$.link[*].type'), 'replaced-by')
+    WHERE place = 1 AND NOT coalesce(list_contains(list_transform(resource.link, lambda link: link.type), 'replaced-by'), false)
 ),
 names AS (
     -- What a reference calls a patient: its id, or a URN of its id or of its place in a Bundle.
@@ -47,24 +52,31 @@ names AS (
 stay_read AS (
     SELECT
         CASE
-            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
-                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
-            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+            WHEN regexp_matches(resource.subject.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.subject.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'status', item->'$.resource.status',
-            'class', item->'$.resource.class',
-            'period', item->'$.resource.period'
-        ) AS resource
+        coalesce(resource.id, url) AS id,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM encounter
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
+                "subject": {"reference": "VARCHAR"}
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM encounter)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Encounter'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Encounter'
 ),
 stay AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -74,7 +86,7 @@ stay AS (
             names.patient,
             stay_read.id,
             stay_read.resource,
-            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, stay_read.resource DESC) AS place
         FROM stay_read
         JOIN names ON names.name = stay_read.name
     )
@@ -83,17 +95,17 @@ stay AS (
 visits AS (
     SELECT
         patient,
-        CASE resource->>'$.class.code'
+        CASE resource.class.code
             WHEN 'IMP' THEN 'inpatient'
             WHEN 'ACUTE' THEN 'inpatient'
             WHEN 'NONAC' THEN 'inpatient'
             WHEN 'AMB' THEN 'outpatient'
             WHEN 'EMER' THEN 'emergency'
         END AS kind,
-        try_cast(substr(resource->>'$.period.start', 1, 10) AS DATE) AS begins,
-        try_cast(substr(resource->>'$.period.end', 1, 10) AS DATE) AS ends
+        try_cast(substr(resource.period.start, 1, 10) AS DATE) AS begins,
+        try_cast(substr(resource.period."end", 1, 10) AS DATE) AS ends
     FROM stay
-    WHERE coalesce(resource->>'$.status', '') NOT IN ('planned', 'cancelled', 'entered-in-error')
+    WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
 )
 SELECT
     visits.patient,
@@ -102,6 +114,6 @@ SELECT
         WHEN visits.ends >= visits.begins
             THEN CAST(EXTRACT(EPOCH FROM visits.ends) AS DOUBLE) / 86400 - CAST(EXTRACT(EPOCH FROM visits.begins) AS DOUBLE) / 86400
     END AS days,
-    EXTRACT(YEAR FROM visits.begins) - try_cast(substr(persons.resource->>'$.birthDate', 1, 4) AS DOUBLE) AS age
+    EXTRACT(YEAR FROM visits.begins) - try_cast(substr(persons.resource.birthDate, 1, 4) AS DOUBLE) AS age
 FROM visits
 JOIN persons ON persons.patient = visits.patient

@@ -19,23 +19,28 @@ WITH systems(system, kind) AS (
 ),
 versions AS (
     SELECT
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
-        item->>'$.fullUrl' AS url,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'gender', item->'$.resource.gender',
-            'birthDate', item->'$.resource.birthDate',
-            'deceasedBoolean', item->'$.resource.deceasedBoolean',
-            'deceasedDateTime', item->'$.resource.deceasedDateTime',
-            'link', item->'$.resource.link'
-        ) AS resource
+        coalesce(resource.id, url) AS patient,
+        url,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM patient
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
+                "link": [{"type": "VARCHAR"}]
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM patient)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Patient'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Patient'
 ),
 persons AS (
     -- The last version of each patient, unless another patient has replaced it.
@@ -43,11 +48,11 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, resource DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
-    WHERE place = 1 AND NOT list_contains(json_extract_string(resource, '$.link[*].type'), 'replaced-by')
+    WHERE place = 1 AND NOT coalesce(list_contains(list_transform(resource.link, lambda link: link.type), 'replaced-by'), false)
 ),
 names AS (
     -- What a reference calls a patient: its id, or a URN of its id or of its place in a Bundle.
@@ -60,25 +65,33 @@ names AS (
 diagnosis_read AS (
     SELECT
         CASE
-            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
-                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
-            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+            WHEN regexp_matches(resource.subject.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.subject.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->>'$.resource.subject.reference' AS reference,
-        (item->'$.resource.subject.identifier') IS NOT NULL AS identified,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'code', item->'$.resource.code',
-            'verificationStatus', item->'$.resource.verificationStatus'
-        ) AS resource
+        coalesce(resource.id, url) AS id,
+        resource.subject.reference AS reference,
+        resource.subject.identifier IS NOT NULL AS identified,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM condition
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]}, "verificationStatus": "JSON",
+                "subject": {"reference": "VARCHAR", "identifier": "JSON"}
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM condition)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Condition'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Condition'
 ),
 diagnosis AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -88,7 +101,7 @@ diagnosis AS (
             names.patient,
             diagnosis_read.id,
             diagnosis_read.resource,
-            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, diagnosis_read.resource DESC) AS place
         FROM diagnosis_read
         JOIN names ON names.name = diagnosis_read.name
     )
@@ -97,30 +110,37 @@ diagnosis AS (
 result_read AS (
     SELECT
         CASE
-            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
-                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
-            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+            WHEN regexp_matches(resource.subject.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.subject.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->>'$.resource.subject.reference' AS reference,
-        (item->'$.resource.subject.identifier') IS NOT NULL AS identified,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'status', item->'$.resource.status',
-            'code', item->'$.resource.code',
-            'component', item->'$.resource.component',
-            'valueQuantity', item->'$.resource.valueQuantity',
-            'effectiveDateTime', item->'$.resource.effectiveDateTime',
-            'effectiveInstant', item->'$.resource.effectiveInstant',
-            'effectivePeriod', item->'$.resource.effectivePeriod'
-        ) AS resource
+        coalesce(resource.id, url) AS id,
+        resource.subject.reference AS reference,
+        resource.subject.identifier IS NOT NULL AS identified,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM observation
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "status": "VARCHAR", "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
+                "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"},
+                "component": [{"code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
+                    "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"}}],
+                "effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"},
+                "subject": {"reference": "VARCHAR", "identifier": "JSON"}
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM observation)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Observation'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Observation'
 ),
 result AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -130,7 +150,7 @@ result AS (
             names.patient,
             result_read.id,
             result_read.resource,
-            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, result_read.resource DESC) AS place
         FROM result_read
         JOIN names ON names.name = result_read.name
     )
@@ -139,26 +159,33 @@ result AS (
 stay_read AS (
     SELECT
         CASE
-            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
-                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
-            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+            WHEN regexp_matches(resource.subject.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.subject.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->>'$.resource.subject.reference' AS reference,
-        (item->'$.resource.subject.identifier') IS NOT NULL AS identified,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'status', item->'$.resource.status',
-            'class', item->'$.resource.class',
-            'period', item->'$.resource.period'
-        ) AS resource
+        coalesce(resource.id, url) AS id,
+        resource.subject.reference AS reference,
+        resource.subject.identifier IS NOT NULL AS identified,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM encounter
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
+                "subject": {"reference": "VARCHAR", "identifier": "JSON"}
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM encounter)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Encounter'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Encounter'
 ),
 stay AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -168,7 +195,7 @@ stay AS (
             names.patient,
             stay_read.id,
             stay_read.resource,
-            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, stay_read.resource DESC) AS place
         FROM stay_read
         JOIN names ON names.name = stay_read.name
     )
@@ -291,34 +318,34 @@ patient_misses AS (
             (SELECT count(*) FROM versions WHERE patient IS NULL),
             (SELECT count(*) - count(DISTINCT patient) FROM versions WHERE patient IS NOT NULL),
             (SELECT count(DISTINCT patient) FROM versions) - (SELECT count(*) FROM persons),
-            (SELECT count(*) FROM persons WHERE coalesce(resource->>'$.gender', '') NOT IN ('female', 'male')),
-            (SELECT count(*) FROM persons WHERE try_cast(substr(resource->>'$.birthDate', 1, 4) AS INTEGER) IS NULL)
+            (SELECT count(*) FROM persons WHERE coalesce(resource.gender, '') NOT IN ('female', 'male')),
+            (SELECT count(*) FROM persons WHERE try_cast(substr(resource.birthDate, 1, 4) AS INTEGER) IS NULL)
         ]),
         (SELECT count(*) FROM versions)
 ),
 codings AS (
-    SELECT 'Condition' AS type, row_number() OVER () AS place, json_extract(resource, '$.code.coding[*]') AS codings
+    SELECT 'Condition' AS type, row_number() OVER () AS place, resource.code.coding AS codings
     FROM diagnosis
     WHERE NOT (
-        list_has_any(json_extract_string(resource, '$.verificationStatus.coding[*].code'), ['refuted', 'entered-in-error'])
-        OR coalesce(resource->>'$.verificationStatus' IN ('refuted', 'entered-in-error'), false)
+        coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
+        OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
     )
     UNION ALL
-    SELECT 'Observation', row_number() OVER (), json_extract(item, '$.code.coding[*]')
+    SELECT 'Observation', row_number() OVER (), item.code.coding
     FROM (
-        SELECT unnest(list_concat([resource], json_extract(resource, '$.component[*]'))) AS item
+        SELECT unnest(list_concat([{'code': resource.code, 'valueQuantity': resource.valueQuantity}], resource.component)) AS item
         FROM result
-        WHERE resource->>'$.status' IN ('final', 'amended', 'corrected')
+        WHERE resource.status IN ('final', 'amended', 'corrected')
     )
 ),
 coded AS (
     SELECT
         codings.type,
         codings.place,
-        codings.coding->>'$.system' AS system,
+        codings.coding.system AS system,
         systems.kind
     FROM (SELECT type, place, unnest(codings) AS coding FROM codings) AS codings
-    LEFT JOIN systems ON lower(systems.system) = regexp_replace(regexp_replace(lower(codings.coding->>'$.system'), '^https:', 'http:'), '/*([|].*)?$', '')
+    LEFT JOIN systems ON lower(systems.system) = regexp_replace(regexp_replace(lower(codings.coding.system), '^https:', 'http:'), '/*([|].*)?$', '')
 ),
 unknown AS (
     -- Resources, and components of a panel, none of whose codes is of a system that the queries know for their type.
@@ -330,7 +357,7 @@ unknown AS (
 system_misses AS (
     SELECT
         types.type || ': has no code' AS what,
-        (SELECT count(*) FROM codings WHERE codings.type = types.type AND len(codings.codings) = 0) AS number,
+        (SELECT count(*) FROM codings WHERE codings.type = types.type AND coalesce(len(codings.codings), 0) = 0) AS number,
         (SELECT count(*) FROM codings WHERE codings.type = types.type) AS of
     FROM (VALUES ('Condition'), ('Observation')) AS types(type)
     UNION ALL
@@ -353,23 +380,23 @@ known AS (
         parts.place,
         CASE parts.code WHEN '4548-4' THEN 'hba1c' WHEN '2160-0' THEN 'creatinine' WHEN '8480-6' THEN 'systolic' WHEN '39156-5' THEN 'bmi' END AS kind,
         CASE parts.code WHEN '4548-4' THEN '%' WHEN '2160-0' THEN 'mg/dL' WHEN '8480-6' THEN 'mm[Hg]' WHEN '39156-5' THEN 'kg/m2' END AS wanted,
-        parts.item->>'$.valueQuantity.code' AS unit,
-        try_cast(parts.item->>'$.valueQuantity.value' AS DOUBLE) AS value,
-        parts.item->>'$.valueQuantity.comparator' AS comparator
+        parts.item.valueQuantity.code AS unit,
+        try_cast(parts.item.valueQuantity.value AS DOUBLE) AS value,
+        parts.item.valueQuantity.comparator AS comparator
     FROM (
-        SELECT items.place, items.item, trim(items.coding->>'$.code') AS code
+        SELECT items.place, items.item, trim(items.coding.code) AS code
         FROM (
-            SELECT place, item, unnest(json_extract(item, '$.code.coding[*]')) AS coding
+            SELECT place, item, unnest(item.code.coding) AS coding
             FROM (
                 SELECT row_number() OVER () AS place, item
                 FROM (
-                    SELECT unnest(list_concat([resource], json_extract(resource, '$.component[*]'))) AS item
+                    SELECT unnest(list_concat([{'code': resource.code, 'valueQuantity': resource.valueQuantity}], resource.component)) AS item
                     FROM result
-                    WHERE resource->>'$.status' IN ('final', 'amended', 'corrected')
+                    WHERE resource.status IN ('final', 'amended', 'corrected')
                 )
             )
         ) AS items
-        JOIN systems ON systems.kind = 'loinc' AND lower(systems.system) = regexp_replace(regexp_replace(lower(items.coding->>'$.system'), '^https:', 'http:'), '/*([|].*)?$', '')
+        JOIN systems ON systems.kind = 'loinc' AND lower(systems.system) = regexp_replace(regexp_replace(lower(items.coding.system), '^https:', 'http:'), '/*([|].*)?$', '')
     ) AS parts
     WHERE parts.code IN ('4548-4', '2160-0', '8480-6', '39156-5')
 ),
@@ -384,19 +411,19 @@ value_misses AS (
         ]) AS what,
         unnest([
             (SELECT count(*) FROM diagnosis WHERE (
-                list_has_any(json_extract_string(resource, '$.verificationStatus.coding[*].code'), ['refuted', 'entered-in-error'])
-                OR coalesce(resource->>'$.verificationStatus' IN ('refuted', 'entered-in-error'), false)
+                coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
+                OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
             )),
-            (SELECT count(*) FROM result WHERE coalesce(resource->>'$.status', '') NOT IN ('final', 'amended', 'corrected')),
-            (SELECT count(*) FROM stay WHERE NOT coalesce(resource->>'$.status', '') NOT IN ('planned', 'cancelled', 'entered-in-error')),
+            (SELECT count(*) FROM result WHERE coalesce(resource.status, '') NOT IN ('final', 'amended', 'corrected')),
+            (SELECT count(*) FROM stay WHERE NOT coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')),
             (
                 SELECT count(*) FROM stay
-                WHERE coalesce(resource->>'$.status', '') NOT IN ('planned', 'cancelled', 'entered-in-error')
-                    AND coalesce(resource->>'$.class.code', '') NOT IN ('IMP', 'ACUTE', 'NONAC', 'AMB', 'EMER')
+                WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
+                    AND coalesce(resource.class.code, '') NOT IN ('IMP', 'ACUTE', 'NONAC', 'AMB', 'EMER')
             ),
             (
                 SELECT count(*) FROM stay
-                WHERE try_cast(substr(resource->>'$.period.end', 1, 10) AS DATE) < try_cast(substr(resource->>'$.period.start', 1, 10) AS DATE)
+                WHERE try_cast(substr(resource.period."end", 1, 10) AS DATE) < try_cast(substr(resource.period.start, 1, 10) AS DATE)
             )
         ]) AS number,
         unnest([

@@ -21,23 +21,28 @@ WITH systems(system, kind) AS (
 ),
 versions AS (
     SELECT
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
-        item->>'$.fullUrl' AS url,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'gender', item->'$.resource.gender',
-            'birthDate', item->'$.resource.birthDate',
-            'deceasedBoolean', item->'$.resource.deceasedBoolean',
-            'deceasedDateTime', item->'$.resource.deceasedDateTime',
-            'link', item->'$.resource.link'
-        ) AS resource
+        coalesce(resource.id, url) AS patient,
+        url,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM patient
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
+                "link": [{"type": "VARCHAR"}]
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM patient)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Patient'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Patient'
 ),
 persons AS (
     -- The last version of each patient, unless another patient has replaced it.
@@ -45,11 +50,11 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, resource DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
-    WHERE place = 1 AND NOT list_contains(json_extract_string(resource, '$.link[*].type'), 'replaced-by')
+    WHERE place = 1 AND NOT coalesce(list_contains(list_transform(resource.link, lambda link: link.type), 'replaced-by'), false)
 ),
 names AS (
     -- What a reference calls a patient: its id, or a URN of its id or of its place in a Bundle.
@@ -62,28 +67,35 @@ names AS (
 result_read AS (
     SELECT
         CASE
-            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
-                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
-            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+            WHEN regexp_matches(resource.subject.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.subject.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
-        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
-        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
-        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
-        json_object(
-            'status', item->'$.resource.status',
-            'code', item->'$.resource.code',
-            'component', item->'$.resource.component',
-            'valueQuantity', item->'$.resource.valueQuantity',
-            'effectiveDateTime', item->'$.resource.effectiveDateTime',
-            'effectiveInstant', item->'$.resource.effectiveInstant',
-            'effectivePeriod', item->'$.resource.effectivePeriod'
-        ) AS resource
+        coalesce(resource.id, url) AS id,
+        try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
+        try_cast(resource.meta.versionId AS BIGINT) AS version,
+        resource
     FROM (
-        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
-        FROM observation
+        SELECT
+            url,
+            json_transform(json, '{
+                "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
+                "status": "VARCHAR", "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
+                "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"},
+                "component": [{"code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]},
+                    "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"}}],
+                "effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"},
+                "subject": {"reference": "VARCHAR"}
+            }') AS resource
+        FROM (
+            SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
+            FROM (
+                SELECT type, type = 'Bundle' AS bundled, unnest(if(type = 'Bundle', json_extract(json, '$.entry[*]'), [json])) AS item
+                FROM (SELECT json, json->>'$.resourceType' AS type FROM observation)
+            )
+            WHERE if(bundled, item->>'$.resource.resourceType', type) = 'Observation'
+        )
     )
-    WHERE item->>'$.resource.resourceType' = 'Observation'
 ),
 result AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
@@ -93,7 +105,7 @@ result AS (
             names.patient,
             result_read.id,
             result_read.resource,
-            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, result_read.resource DESC) AS place
         FROM result_read
         JOIN names ON names.name = result_read.name
     )
@@ -101,11 +113,11 @@ result AS (
 ),
 parts AS (
     -- An observation, and the components of a panel, each once however often it is coded.
-    SELECT row_number() OVER () AS part, patient, try_cast(substr(coalesce(resource->>'$.effectiveDateTime', resource->>'$.effectiveInstant', resource->>'$.effectivePeriod.start'), 1, 4) AS INTEGER) AS year, item
+    SELECT row_number() OVER () AS part, patient, try_cast(substr(coalesce(resource.effectiveDateTime, resource.effectiveInstant, resource.effectivePeriod.start), 1, 4) AS INTEGER) AS year, item
     FROM (
-        SELECT patient, resource, unnest(list_concat([resource], json_extract(resource, '$.component[*]'))) AS item
+        SELECT patient, resource, unnest(list_concat([{'code': resource.code, 'valueQuantity': resource.valueQuantity}], resource.component)) AS item
         FROM result
-        WHERE resource->>'$.status' IN ('final', 'amended', 'corrected')
+        WHERE resource.status IN ('final', 'amended', 'corrected')
     )
 ),
 measured AS (
@@ -124,13 +136,13 @@ measured AS (
     FROM (
         SELECT
             coded.*,
-            coded.item->>'$.valueQuantity.code' AS unit,
-            try_cast(coded.item->>'$.valueQuantity.value' AS DOUBLE) AS value,
-            trim(coded.coding->>'$.code') AS code
-        FROM (SELECT *, unnest(json_extract(item, '$.code.coding[*]')) AS coding FROM parts) AS coded
+            coded.item.valueQuantity.code AS unit,
+            try_cast(coded.item.valueQuantity.value AS DOUBLE) AS value,
+            trim(coded.coding.code) AS code
+        FROM (SELECT *, unnest(item.code.coding) AS coding FROM parts) AS coded
         JOIN systems
-            ON systems.kind = 'loinc' AND lower(systems.system) = regexp_replace(regexp_replace(lower(coded.coding->>'$.system'), '^https:', 'http:'), '/*([|].*)?$', '')
-        WHERE coded.item->>'$.valueQuantity.comparator' IS NULL
+            ON systems.kind = 'loinc' AND lower(systems.system) = regexp_replace(regexp_replace(lower(coded.coding.system), '^https:', 'http:'), '/*([|].*)?$', '')
+        WHERE coded.item.valueQuantity.comparator IS NULL
     )
     WHERE isfinite(value)
 )
@@ -138,7 +150,7 @@ SELECT
     measured.patient,
     measured.kind,
     measured.value,
-    measured.year - try_cast(substr(persons.resource->>'$.birthDate', 1, 4) AS DOUBLE) AS age
+    measured.year - try_cast(substr(persons.resource.birthDate, 1, 4) AS DOUBLE) AS age
 FROM measured
 JOIN persons ON persons.patient = measured.patient
 WHERE measured.kind IS NOT NULL

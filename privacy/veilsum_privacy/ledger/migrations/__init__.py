@@ -3,8 +3,6 @@
 Run by :meth:`veilsum_node.database.Database.migrate`.
 """
 
-from __future__ import annotations
-
 from veilsum_privacy.ledger.tables import create
 
 __all__ = ["COMPONENT", "HEAD", "PACKAGE", "create"]

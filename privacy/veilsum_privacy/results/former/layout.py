@@ -4,8 +4,6 @@ A ciphertext's first word counts the cohort, its last two were tags. Everything 
 verifier computes it as every member did.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Arithmetic of derived numbers, as ``number`` of a derived column states it; it is never evaluated by Python."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.rows.symbols import Value, symbol
+from veilsum_privacy.mechanism.rows.symbols import Value, symbol, where
 from veilsum_privacy.tasks.queries.cells import Cells, Domain, NumberDomain, ScaledNumbers, number_cells
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH, Lexeme, lexemes_of, unquoted
 
-FUNCTIONS = ("log", "above")
+FUNCTIONS = ("log", "above", "filled")
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,9 @@ class Number:
 
     Attributes:
         column: name.
-        function: "" for the column itself, "log" for its natural logarithm, "above" for what it exceeds a constant by, or 0.
-        constant: of "above", in the column's unit.
+        function: "" for the column itself, "log" for its natural logarithm, "above" for what it exceeds a constant by, or 0,
+            "filled" for itself and a constant where it is missing.
+        constant: of "above" and "filled", in the column's unit.
     """
 
     column: str
@@ -36,6 +35,11 @@ class Number:
         if self.function == "log":
             return np.log(values)
         return np.maximum(values - self.constant, 0.0) if self.function == "above" else values
+
+    @property
+    def optional(self) -> bool:
+        """Whether it has a value where its column has none."""
+        return self.function == "filled"
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,8 @@ class _SumParser:
             else:
                 raise HostileInput(
                     f"{self._text!r}: a numeric column or a number is expected, not {lexeme.text or 'the end'!r}.",
-                    "Sums of products of columns, log(column), above(column, number), constants and conditions in brackets "
-                    "can be derived; a column cannot be divided by.",
+                    "Sums of products of columns, log(column), above(column, number), filled(column, number), constants and "
+                    "conditions in brackets can be derived; a column cannot be divided by.",
                 )
             operator = self._lexemes[self._place].text
             if operator not in ("*", "/"):
@@ -133,11 +137,16 @@ class _SumParser:
         column = self._column(unquoted(self._lexemes[self._place]))
         self._place += 1
         constant = 0.0
-        if name == "above":
+        if name in ("above", "filled"):
             self._want(",")
             constant = self._sign() * self._constant()
         self._want(")")
         domain = self._domains[column]
+        if name == "filled" and isinstance(domain, NumberDomain) and not domain.low <= constant <= domain.high:
+            raise HostileInput(
+                f"{self._text!r}: {constant:g} is not a value of {column!r}.",
+                f"State one from {domain.low:g} to {domain.high:g}.",
+            )
         if name == "log" and isinstance(domain, NumberDomain) and domain.low <= 0.0:
             raise HostileInput(
                 f"{self._text!r}: {column!r} can be {domain.low:g}, which has no logarithm.",
@@ -167,7 +176,8 @@ def _closing(lexemes: Sequence[Lexeme], opening: int, text: str) -> int:
 
 
 def evaluate_sum(terms: Sequence[Product], cells: Mapping[str, Cells], domains: Mapping[str, Domain]) -> ScaledNumbers:
-    """The value of an expression for a record, in its own unit, as ``x``; present where all its columns are.
+    """The value of an expression for a record, in its own unit, as ``x``; present where all its columns are, but those that
+    are filled, or that a condition asks whether they are missing.
 
     Numbers are taken back to their units and rounded to 12 digits, so that what scaling did to the last bits does not show.
     """
@@ -178,11 +188,15 @@ def evaluate_sum(terms: Sequence[Product], cells: Mapping[str, Cells], domains: 
         for number in term.numbers:
             found, (low, high) = number_cells(cells, number.column), bounds[number.column]
             values = low + (found.x + 1.0) * (high / 2.0 - low / 2.0)
-            product = product * number.of(np.clip(_rounded(values, max(abs(low), abs(high))), low, high))
-            present = present & found.present
+            values = number.of(np.clip(_rounded(values, max(abs(low), abs(high))), low, high))
+            if number.optional:
+                values = where(found.present, values, number.constant)
+            else:
+                present = present & found.present
+            product = product * values
         for condition in term.conditions:
             product = product * condition.holds(cells)
-            for name in condition.columns:
+            for name in sorted(condition.needed):
                 present = present & cells[name].present
         total = total + product
     return ScaledNumbers(total, present)

@@ -9,8 +9,6 @@ The first half, up to :meth:`QueryKind.values`, is traced on symbols and meets n
 :meth:`QueryKind.answer` on, sees released sums.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Cells are symbols of one record's (:mod:`veilsum_privacy.mechanism.rows`); where
 as for the combinations that can occur, they are arrays (n,).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

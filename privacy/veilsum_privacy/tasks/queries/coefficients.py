@@ -53,8 +53,9 @@ def coefficients(
     shift: float = 0.0,
     per: Mapping[str, float] = MappingProxyType({}),
     infinite: Mapping[str, NotEstimable] = MappingProxyType({}),
+    reference: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Coefficient]:
-    """The constant, where numbers are 0 and categories at their first level, and the change with each term.
+    """The constant, where numbers are 0 and categories at their reference, and the change with each term.
 
     Args:
         fit: in scaled terms.
@@ -63,9 +64,10 @@ def coefficients(
         shift: the outcome's value where what is fitted is 0.
         per: by numeric term, for a change of how many units its coefficient is; 1 where none is stated.
         infinite: terms that have no finite coefficient, and why (:func:`infinite_terms`).
+        reference: by category the level that others are compared with; the first where none is stated.
     """
     weights = [row * factor for row in np.eye(fit.p)]
-    names, units = term_names(question), [""]
+    names, units = list(term_names(question)), [""]
     for place, (name, _) in enumerate(question.terms, 1):
         units.append("")
         domain = question.columns.domains[name]
@@ -75,6 +77,16 @@ def coefficients(
             step = per.get(name, 1.0)
             weights[place] = weights[place] * step
             units[-1] = f"{step:g} {domain.unit}".strip() if step != 1.0 else domain.unit or "1"
+    for column, level in reference.items():
+        own = [place for place, (name, _) in enumerate(question.terms, 1) if name == column]
+        levels = question.columns.level_names(column)
+        if level == levels[0]:
+            continue
+        base, indicators = weights[own[levels.index(level) - 1]], [0.0 * weights[0], *(weights[place] for place in own)]
+        others = [(name, indicator - base) for name, indicator in zip(levels, indicators, strict=True) if name != level]
+        weights[0] = weights[0] + base
+        for place, (name, combined) in zip(own, others, strict=True):
+            weights[place], names[place] = combined, f"{column} {name}"
     for place, (name, unit, combined) in enumerate(zip(names, units, weights, strict=True)):
         moved = 0.0 if place else shift
         answer = infinite[name] if name in infinite and fit.drowned is None else fit.combination(combined)
@@ -103,7 +115,13 @@ class TermSums(NamedTuple):
         return self._replace(events=self.records - self.events)
 
 
-def infinite_terms(question: LinearRegression, sums: TermSums, fitted: Floats, what: str) -> dict[str, NotEstimable]:
+def infinite_terms(
+    question: LinearRegression,
+    sums: TermSums,
+    fitted: Floats,
+    what: str,
+    reference: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, NotEstimable]:
     """Levels among which nobody has the outcome: estimates of their ratios grow without end, and the reason names them.
 
     Without noise the first release tells it. With noise such a level is one whose sum of outcomes is within its noise, and of
@@ -113,18 +131,18 @@ def infinite_terms(question: LinearRegression, sums: TermSums, fitted: Floats, w
         sums: of the first release.
         fitted: what the fit expects of its events, (p,).
         what: is said of them, such as "nobody has the event".
+        reference: as of :func:`coefficients`.
     """
     found: dict[str, NotEstimable] = {}
     places: dict[str, list[int]] = {}
     for place, (name, level) in enumerate(question.terms, 1):
         if level:
             places.setdefault(name, []).append(place)
-    names = term_names(question)
     for column, own in places.items():
         levels, indicators = question.columns.level_names(column), np.zeros((len(own) + 1, len(fitted)))
         indicators[0, 0], indicators[0, own] = 1.0, -1.0
         indicators[np.arange(1, len(own) + 1), own] = 1.0
-        for place, (level, indicator) in enumerate(zip(levels, indicators, strict=True)):
+        for level, indicator in zip(levels, indicators, strict=True):
             records, events, expected = (float(indicator @ each) for each in (sums.records, sums.events, fitted))
             none, noise = NO_EVENT + sums.grain * max(records, 0.0), sums.std * float(np.linalg.norm(indicator))
             if sums.std == 0.0 and records <= none:
@@ -132,8 +150,9 @@ def infinite_terms(question: LinearRegression, sums: TermSums, fitted: Floats, w
             if events > max(none, NOISE_FLOOR * noise) or (sums.std > 0.0 and expected > RULE_OF_THREE):
                 continue
             reason = NotEstimable(f"{what} among those with {column} {level}", f"merge {level!r} with another level")
-            of_first = ("constant", *(names[each] for each in own))
-            found |= dict.fromkeys(of_first if place == 0 else (names[own[place - 1]],), reason)
+            compared = reference.get(column, levels[0])
+            of_reference = ("constant", *(f"{column} {other}" for other in levels if other != compared))
+            found |= dict.fromkeys(of_reference if level == compared else (f"{column} {level}",), reason)
     return found
 
 

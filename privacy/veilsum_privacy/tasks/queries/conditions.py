@@ -53,6 +53,11 @@ class Condition(ABC):
         """Columns that it reads."""
         return frozenset(leaf.column for leaf in self.leaves())
 
+    @property
+    def needed(self) -> frozenset[str]:
+        """Columns without a value of which it says nothing: all but those that it asks whether they are missing."""
+        return self.columns - {leaf.column for leaf in self.leaves() if leaf.missing and not leaf.implied}
+
 
 @dataclass(frozen=True)
 class Leaf(Condition):
@@ -64,6 +69,7 @@ class Leaf(Condition):
         value: the constant, scaled.
         codes: levels that it holds for; empty for numbers.
         missing: whether it asks for a missing value.
+        implied: whether that is a part of another comparison, such as ``!=``, and not asked for by itself.
     """
 
     column: str
@@ -71,6 +77,7 @@ class Leaf(Condition):
     value: float = 0.0
     codes: frozenset[int] = frozenset()
     missing: bool = False
+    implied: bool = False
 
     def holds(self, cells: Mapping[str, Cells]) -> Value:
         found = cells[self.column]
@@ -289,4 +296,4 @@ class _Parser:
 
 def _given_and_not(name: str, condition: Condition) -> Condition:
     """A value that is there, and another one: missing values fail ``!=`` and ``not in`` as they fail every comparison."""
-    return Both((Not(Leaf(name, missing=True)), Not(condition)))
+    return Both((Not(Leaf(name, missing=True, implied=True)), Not(condition)))

@@ -1,7 +1,5 @@
 """What a query states, and which columns it can use: the schema's, its label, and columns that public rules derive."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from operator import not_
@@ -114,6 +112,7 @@ class Query(Frozen):
         pooled: of ``independence``, whether the table of all groups together is released as well, so that what they have in
             common has less noise.
         scale: integer that its values are multiplied by; more scale, less noise, at the other queries' cost.
+        unshortened: of ``linear``, whether every record counts alike, however large its terms, as where there is no noise.
     """
 
     name: Name
@@ -131,6 +130,7 @@ class Query(Frozen):
     part_of: str = Field(default="", max_length=64)
     pooled: bool = Field(default=False, exclude_if=not_)  # studies signed before do not state it
     scale: int = Field(default=64, ge=1, le=EXACT_SCALE)
+    unshortened: bool = Field(default=False, exclude_if=not_)  # as `pooled`
 
 
 class Columns:
@@ -212,6 +212,20 @@ class Columns:
         if name in self._cuts:
             return self.sources(self._cuts[name][0])
         return (name,)
+
+    @property
+    def derived(self) -> frozenset[str]:
+        """The columns that are no part of the schema."""
+        return frozenset(self._cuts) | self._sums.keys()
+
+    def origins(self, name: str) -> frozenset[str]:
+        """The columns of the schema, or its label, that one is computed of; itself, if it is one of these."""
+        if name in self._cuts:
+            return self.origins(self._cuts[name][0])
+        terms = self._sums.get(name)
+        if terms is None:
+            return frozenset([name])
+        return frozenset().union(*(self.origins(source) for term in terms for source in term.sources))
 
     def cuts(self, name: str) -> tuple[float, ...]:
         """Where, on its source, a column cut into levels changes; empty for others."""

@@ -1,7 +1,5 @@
 """The lexemes of conditions and expressions: numbers, quoted texts, names and signs, each with its place."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ queries leave unused at one record; it is never less. What was computed wrongly 
 the declared norm where it is summed (:mod:`veilsum_privacy.mechanism.clipping`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

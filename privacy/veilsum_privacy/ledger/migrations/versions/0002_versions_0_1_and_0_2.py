@@ -1,6 +1,4 @@
 """The tables of versions 0.1 and 0.2, where the next script begins; this one never runs, for new tables are made at once."""
 
-from __future__ import annotations
-
 revision = "0002"
 down_revision = None

@@ -3,8 +3,6 @@
 No table changes. What the number does is that older software, whose entries have none, refuses to write behind those that do.
 """
 
-from __future__ import annotations
-
 revision = "0003"
 down_revision = "0002"
 

@@ -3,8 +3,6 @@
 No table changes. What the number does is that older software, which knows no such entries, refuses to write behind them.
 """
 
-from __future__ import annotations
-
 revision = "0004"
 down_revision = "0003"
 

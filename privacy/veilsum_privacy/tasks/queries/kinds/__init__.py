@@ -1,7 +1,5 @@
 """The kinds of question: each class in a file of its own, registered in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from veilsum_node.config import did_you_mean

@@ -1,7 +1,5 @@
 """Correlations of numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from functools import reduce

@@ -1,7 +1,5 @@
 """How well a score ranks an event, or the time to one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import and_

@@ -1,7 +1,5 @@
 """The effect of a treatment under weights by its inverse probability."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar

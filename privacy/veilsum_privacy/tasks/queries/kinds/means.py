@@ -1,7 +1,5 @@
 """Means and standard deviations of numbers, and their comparison by group."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """How many values are missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 

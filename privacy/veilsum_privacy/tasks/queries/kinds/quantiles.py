@@ -1,7 +1,5 @@
 """Quantiles of a number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar

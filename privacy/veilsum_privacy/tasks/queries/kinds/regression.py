@@ -1,9 +1,8 @@
 """Linear regression: moments of terms and outcome."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -25,7 +24,7 @@ class LinearRegression(OutcomeKind):
 
     Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
     shortens by the terms alone, so the regression stays unbiased (design: statistics.md, section 5). The norm of z z' is
-    |z|^2 <= C^2 + 1; rounding adds half a unit a value at most.
+    |z|^2 <= C^2 + 1; no record is shortened where C^2 is 1 and the number of terms. Rounding adds half a unit a value at most.
     """
 
     names: ClassVar = {"linear": ("outcome",)}
@@ -48,7 +47,8 @@ class LinearRegression(OutcomeKind):
             for level in ("",) * isinstance(domain, NumberDomain) + columns.level_names(name)[1:]
         )
         numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
-        self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
+        typical = numbers / 3.0 + (len(domains) - numbers) / 2.0
+        self.longest = math.sqrt(1.0 + (len(domains) if query.unshortened else typical))
 
     @property
     def _entries(self) -> int:
@@ -105,10 +105,13 @@ class LinearRegression(OutcomeKind):
         """The prediction as a derived number."""
         yield from score_row(self.fit(part), self, gram, self.outcome.half, self.outcome.middle)
 
-    def answer(self, part: ReleasedPart, fit: Fit | None = None) -> Iterator[Row]:
+    def answer(
+        self, part: ReleasedPart, fit: Fit | None = None, reference: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[Row]:
         """In the columns' own units."""
         outcome, count = self.outcome, float(part.block("diagonal")[0])
-        for found in coefficients(fit or self.fit(part), self, outcome.half, outcome.middle):
+        told = fit or self.fit(part)
+        for found in coefficients(told, self, outcome.half, outcome.middle, reference=reference):
             unit = f"{outcome.unit or 1} per {found.per}" if found.per else outcome.unit
             row: Row = {"term": found.term, "unit": unit, "coefficient": part.cell(count, found.answer)}
             yield row | told_of(found)

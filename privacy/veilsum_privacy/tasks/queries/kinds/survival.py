@@ -1,7 +1,5 @@
 """Survival curves and log-rank tests: a table of when and how times ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Synthetic records, drawn of the noised tables of all pairs of columns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce

@@ -1,7 +1,5 @@
 """Counts, histograms and independence: a table of which a record adds one cell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Reading creates and changes nothing. Spending comes out as plain values: an epsi
 bound that does not exist is None.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from sqlalchemy import inspect, select
 
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError
@@ -22,13 +19,11 @@ from veilsum_node.identity import Role
 from veilsum_node.identity.files import read_file
 from veilsum_node.phrases import unreadable
 from veilsum_privacy.audit.signed import MOST_BYTES, SignedAudit, read_report
-from veilsum_privacy.dossier import Proof, StudyLabel, StudyTerms
-from veilsum_privacy.dossier.asked import asked_facts
+from veilsum_privacy.dossier import Proof
 from veilsum_privacy.dossier.figures import plain
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, Verification, read_export, verify_ledger
 from veilsum_privacy.ledger.export import FORMAT, MAX_HEADER
 from veilsum_privacy.ledger.rows import read_row
-from veilsum_privacy.study.study import parse_study
 
 _SQLITE = b"SQLite format 3\0"
 _WHOLE = "Something changed it on the way: ask for another copy, as an attachment or in an archive."
@@ -48,7 +43,7 @@ def open_source(place: str | Path) -> Iterator[LedgerReader]:
     if "://" not in text:
         path = Path(text)
         _require_ledger(path)
-        if not _is_database(path):
+        if not is_database(path):
             try:
                 export = read_export(path)
             except HostileInput as error:
@@ -165,33 +160,6 @@ def readable_entries(source: LedgerReader, most: int | None = None) -> list[Entr
     return entries
 
 
-def study_labels(place: str | Path, *, words: bool = False) -> dict[bytes, StudyLabel]:
-    """Names of the studies that a participant's state file keeps, by digest; empty for an export or a mirror.
-
-    ``words``: with what they ask, for which each is looked through.
-    """
-    from veilsum_participant.store.studies import STUDIES
-
-    if "://" in str(place) or not _is_database(Path(place)):
-        return {}
-    labels: dict[bytes, StudyLabel] = {}
-    with open_readonly(place) as database, database.reading() as connection:
-        if not inspect(connection).has_table(STUDIES.name):
-            return {}
-        rows = connection.execute(select(STUDIES.c.digest, STUDIES.c.study, STUDIES.c.analyst)).all()
-    for row in rows:
-        try:
-            study = parse_study(row.study)
-        except HostileInput:
-            continue  # of a version that wrote studies in another way: its digest has to do
-        per_site = tuple(task.label for task in study.tasks if task.disclosure == "per-site")
-        asks = asked_facts(study) if words else {}
-        labels[row.digest] = StudyLabel(
-            study.name, study.method, row.analyst, per_site, StudyTerms.of(study), study.statements, asks
-        )
-    return labels
-
-
 def spending_fields(ledger: LedgerReader, population: str) -> dict[str, Any]:
     """Where a population stands, as plain values.
 
@@ -266,7 +234,8 @@ def _require_ledger(path: Path) -> None:
     raise StateError(f"{path} is {kind}.", "Name one of these; a configuration goes with --config.")
 
 
-def _is_database(path: Path) -> bool:
+def is_database(path: Path) -> bool:
+    """Whether a file begins as a database does."""
     return _beginning(path, len(_SQLITE)) == _SQLITE
 
 

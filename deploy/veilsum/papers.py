@@ -1,0 +1,659 @@
+"""Tables as papers print them: a table one with a column for each group, and a regression's coefficients.
+
+Names are the schema's labels with their units, figures "mean (SD)", "median [IQR]" and "n (%)", p-values as JAMA prints them:
+two digits from .01 on, three below, "<.001" and ">.99". What noise drowned is a dash with a note.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from veilsum.texts import escaped_row, escaped_tex
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.study import Study
+
+Row = Mapping[str, Any]
+
+DASH, DAGGER = "—", "†"
+
+QUARTILES = (0.25, 0.5, 0.75)
+
+RATIOS = {"odds_ratio": "OR", "rate_ratio": "Rate ratio", "hazard_ratio": "HR"}
+"""What a paper calls ratios."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table: its name, how far it is indented, and its cells."""
+
+    name: str
+    cells: tuple[str, ...]
+    indent: int = 0
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table that a paper can print.
+
+    Attributes:
+        title: above it.
+        head: of the columns, the first one's being that of the names.
+        lines: in order.
+        notes: below it.
+    """
+
+    title: str
+    head: tuple[str, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """As plain text, in columns."""
+        grid = [self.head, *((f"{'  ' * line.indent}{line.name}", *line.cells) for line in self.lines)]
+        widths = [max(len(row[place]) for row in grid) for place in range(len(self.head))]
+        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+        told = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
+        return "\n".join([self.title, rule, told[0], rule, *told[1:], rule, *self.notes]) + "\n"
+
+    def to_html(self) -> str:
+        """A ``<table>`` with its title and notes, without a style of its own but for the rules and the indents."""
+        rule, cell = "border-top:1.5px solid #000", "padding:.15rem .8rem .15rem "
+        head = "".join(
+            f"<th style='{rule};border-bottom:.8px solid #000;{cell}0;text-align:left'>{html.escape(text)}</th>"
+            for text in self.head
+        )
+        body = []
+        for place, line in enumerate(self.lines):
+            last = ";border-bottom:1.5px solid #000" if place == len(self.lines) - 1 else ""
+            first = f"<td style='{cell}{1.2 * line.indent:g}rem{last}'>{html.escape(line.name)}</td>"
+            body.append(f"<tr>{first}" + "".join(f"<td style='{cell}0{last}'>{html.escape(t)}</td>" for t in line.cells))
+        foot = "".join(f"<p style='margin:.2rem 0;font-size:smaller'>{html.escape(note)}</p>" for note in self.notes)
+        table = (
+            "<table style='border-collapse:collapse'>"
+            f"<caption style='caption-side:top;text-align:left'>{html.escape(self.title)}</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{'</tr>'.join(body)}</tr></tbody></table>"
+        )
+        return f"<div>{table}{foot}</div>"
+
+    def to_latex(self) -> str:
+        """A ``table`` with ``booktabs`` rules."""
+        lines = [rf"{chr(92)}quad " * line.indent + escaped_row((line.name, *line.cells)) for line in self.lines]
+        notes = [rf"\par\smallskip\footnotesize {escaped_tex(note)}" for note in self.notes]
+        return "\n".join([
+            r"\begin{table}", rf"\caption{{{escaped_tex(self.title)}}}",
+            rf"\begin{{tabular}}{{{'l' * len(self.head)}}}", r"\toprule", escaped_row(self.head), r"\midrule",
+            *lines, r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}",
+        ]) + "\n"  # fmt: skip
+
+    def to_docx(self) -> bytes:
+        """A document of Word (ECMA-376) with this table alone."""
+        return documents_of([self])
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+# -- figures ------------------------------------------------------------------------------------------------------------------
+
+
+def p_text(p: float | None) -> str:
+    """A p-value: ``<.001``, three digits below .01 and where two would round across .05, else two, ``>.99``."""
+    if p is None or not math.isfinite(p):
+        return DASH
+    if p < 0.001:
+        return "<.001"
+    if p > 0.99:
+        return ">.99"
+    digits = 3 if p < 0.01 or (p < 0.05 and round(p, 2) >= 0.05) else 2
+    if p < 0.05 and round(p, digits) >= 0.05:
+        return ".049"  # what is below .05 is not printed as .05
+    return f"{p:.{digits}f}".lstrip("0")
+
+
+def digits_of(spread: float) -> int:
+    """Decimals of a mean, by its standard deviation: one more than says anything of a person."""
+    if not math.isfinite(spread) or spread <= 0.0:
+        return 2
+    return max(0, min(6, 1 - math.floor(math.log10(spread)))) if spread < 1.0 else (1 if spread < 100.0 else 0)
+
+
+def ratio_text(figure: Any) -> str:
+    """``1.42 (1.10 to 1.83)``."""
+    if not _told(figure):
+        return _untold(figure)
+    return f"{_ratio(figure['value'])} ({_ratio(figure['low'])} to {_ratio(figure['high'])})"
+
+
+def _ratio(value: float | None) -> str:
+    if value is None:
+        return "∞"
+    if value != 0.0 and (abs(value) < 0.005 or abs(value) >= 1e4):
+        return f"{value:.1e}" if abs(value) >= 1e4 else f"{value:.2g}"
+    return f"{value:.2f}" if abs(value) < 10.0 else f"{value:.1f}"
+
+
+def _told(figure: Any) -> bool:
+    return isinstance(figure, Mapping) and isinstance(figure.get("value"), int | float)
+
+
+def _untold(figure: Any) -> str:
+    return f"<{figure['below']}" if isinstance(figure, Mapping) and "below" in figure else DASH + DAGGER
+
+
+def _count(figure: Any) -> str:
+    return f"{max(round(figure['value']), 0):,}" if _told(figure) else _untold(figure)
+
+
+# -- names --------------------------------------------------------------------------------------------------------------------
+
+
+class Names:
+    """What papers call columns, by the study's schema; their own names where there is none.
+
+    Args:
+        study: that the result is of, if it is at hand.
+    """
+
+    def __init__(self, study: Study | None) -> None:
+        self.schema: DatasetSchema | None = None if study is None else study.data
+        self.parameters: Mapping[str, Any] = {} if study is None else study.parameters
+        columns = () if self.schema is None else self.schema.columns
+        self._columns = {column.name: column for column in columns}
+        label = None if self.schema is None else self.schema.label
+        self._labels = {name: column.label for name, column in self._columns.items() if column.label}
+        if label is not None and label.label:
+            self._labels[label.column] = label.label
+
+    def label(self, name: str) -> str:
+        """A column's label, or its name."""
+        return self._labels.get(name, name.replace("_", " "))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns or name in self._labels
+
+    def unit(self, name: str, stated: str = "") -> str:
+        """A numeric column's unit."""
+        column = self._columns.get(name)
+        return (column.unit if isinstance(column, NumberColumn) else "") or stated
+
+    def levels(self, name: str) -> tuple[str, ...]:
+        """A category's levels, of the schema's label its classes; none of others."""
+        column = self._columns.get(name)
+        if isinstance(column, CategoryColumn):
+            return column.categories
+        label = None if self.schema is None else self.schema.label
+        return self.schema.classes if self.schema is not None and label is not None and label.column == name else ()
+
+    def replaced(self, text: str) -> str:
+        """A term in which columns' names stand as words, with their labels."""
+        if not self._labels:
+            return text
+        names = "|".join(re.escape(name) for name in sorted(self._labels, key=len, reverse=True))
+        return re.sub(rf"(?<![\w.])(?:{names})(?![\w.])", lambda found: self._labels[found[0]], text)
+
+
+# -- table one ----------------------------------------------------------------------------------------------------------------
+
+
+def paper_tables(
+    tables: Mapping[str, Sequence[Row]], study: Study | None, nonnormal: Sequence[str] = (), *, private: bool = True
+) -> dict[str, PaperTable]:
+    """The tables of a result that papers print in a form of their own, by name.
+
+    Args:
+        tables: of a result, by name.
+        study: that it is of, for labels, units and categories; None where it is not at hand.
+        nonnormal: numbers of which the median and quartiles are shown alone, where the study asked for them.
+        private: whether there is noise in them.
+    """
+    names, found = Names(study), dict[str, PaperTable]()
+    ones = dict.fromkeys(name.partition(".")[0] for name in tables if _is_part(name, tables[name]))
+    for one in ones:
+        parts = {name: rows for name, rows in tables.items() if name.startswith(f"{one}.")}
+        found[one] = _table_one(one, parts, names, nonnormal, private=private)
+    if SUBGROUPS in tables:
+        found[SUBGROUPS] = _subgroup_table(tables, names, private=private)
+    for name, rows in tables.items():
+        if any(row.get("figure") == "survival" for row in rows):
+            found[name] = _survival(name, rows, tables.get(f"{name} tests", ()), names, private=private)
+        if rows and "term" in rows[0] and any(key in rows[0] for key in (*RATIOS, "coefficient")):
+            found[name] = _regression(name, rows, names, private=private)
+    return found
+
+
+def _is_part(name: str, rows: Sequence[Row]) -> bool:
+    return "." in name and not name.endswith(" tests") and bool(rows) and ("count" in rows[0] or "quantile" in rows[0])
+
+
+_OWN = {"column", "unit", "count", "mean", "standard_deviation", "quantile", "value", "share"}
+
+
+def _table_one(
+    one: str, parts: Mapping[str, Sequence[Row]], names: Names, nonnormal: Sequence[str], *, private: bool
+) -> PaperTable:
+    """All parts of one table, in the order of the columns that it is over."""
+    numbers, medians, counts = dict[str, list[Row]](), dict[str, list[Row]](), dict[str, list[Row]]()
+    tests: dict[str, float | None] = {}
+    for name, rows in parts.items():
+        for row in rows:
+            if name.endswith(" tests"):
+                tests[str(row.get("of", ""))] = row.get("p_value")
+            elif "mean" in row:
+                numbers.setdefault(str(row["column"]), []).append(row)
+            elif "quantile" in row:
+                medians.setdefault(str(row["column"]), []).append(row)
+    by = _by(parts, one)
+    for name, rows in parts.items():
+        if not name.endswith(" tests") and rows and "share" in rows[0]:
+            (column,) = [key for key in rows[0] if key not in by and key not in _OWN][:1] or [name.partition(".")[2]]
+            counts[column] = list(rows)
+    groups = list(dict.fromkeys(_group(row, by) for rows in parts.values() for row in rows if by and set(by) <= row.keys()))
+    groups = groups or [()]
+    lines = list[Line]()
+    for column in _order(one, numbers, counts, names):
+        p = p_text(_test(tests, column, by)) if by else None
+        lines += _lines(column, numbers, medians, counts, names, groups, by, p, nonnormal)
+    sizes = [_size(group, by, numbers, counts) for group in groups]
+    heads = [f"{_group_name(group, by, names)} (n = {size})" for group, size in zip(groups, sizes, strict=True)]
+    title = f"Table 1. Characteristics{' by ' if by else ''}{', '.join(names.label(name) for name in by)}"
+    return PaperTable(title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), _notes(lines, private))
+
+
+def _notes(lines: Sequence[Line], private: bool) -> tuple[str, ...]:
+    found = [DASH + DAGGER in cell for line in lines for cell in line.cells]
+    return (
+        *(["Numbers have noise for the privacy of patients; counts are rounded, and not below 0."] if private else []),
+        *([f"{DAGGER} Not estimable from the released sums."] if any(found) else []),
+    )
+
+
+def _by(parts: Mapping[str, Sequence[Row]], one: str) -> tuple[str, ...]:
+    """The columns of groups: those that every part's rows have."""
+    told = [rows[0].keys() for name, rows in parts.items() if rows and not name.endswith(" tests")]
+    common = set.intersection(*(set(keys) for keys in told)) - _OWN if told else set()
+    if len(told) == 1:  # of one category alone the last key is its own
+        keys = [key for key in told[0] if key not in _OWN]
+        return tuple(keys[:-1]) if "share" in told[0] and "mean" not in told[0] else tuple(keys)
+    return tuple(key for key in told[0] if key in common) if told else ()
+
+
+def _group(row: Row, by: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in by)
+
+
+def _group_name(group: Sequence[str], by: Sequence[str], names: Names) -> str:
+    if not group:
+        return "All"
+    return ", ".join(f"{names.label(name)}: {level}" for name, level in zip(by, group, strict=True))
+
+
+def _size(group: Sequence[str], by: Sequence[str], numbers: Mapping[str, list[Row]], counts: Mapping[str, list[Row]]) -> str:
+    """How many records a group has: all levels of a category, with what is missing; else those with a number."""
+    for rows in counts.values():
+        own = [row["count"] for row in rows if _group(row, by) == tuple(group)]
+        if own and all(map(_told, own)):
+            return f"{max(round(sum(figure['value'] for figure in own)), 0):,}"
+    own = [row["count"] for rows in numbers.values() for row in rows if _group(row, by) == tuple(group)]
+    told = [figure["value"] for figure in own if _told(figure)]
+    return f"{max(round(max(told)), 0):,}" if told else DASH
+
+
+def _order(one: str, numbers: Mapping[str, Any], counts: Mapping[str, Any], names: Names) -> list[str]:
+    asked = [query for query in names.parameters.get("query", ()) if query.get("kind") == "table-one"]
+    stated = [name for query in asked if query.get("name", "table-one") == one for name in query.get("over", ())]
+    if not stated and names.schema is not None:
+        stated = [column.name for column in names.schema.columns]
+    every = dict.fromkeys([*numbers, *counts])
+    return [*(name for name in stated if name in every), *(name for name in every if name not in stated)]
+
+
+def _test(tests: Mapping[str, float | None], column: str, by: Sequence[str]) -> float | None:
+    for of, p in tests.items():
+        if of == column or of.startswith(f"{column} by "):
+            return p
+    return None
+
+
+def _lines(
+    column: str,
+    numbers: Mapping[str, list[Row]],
+    medians: Mapping[str, list[Row]],
+    counts: Mapping[str, list[Row]],
+    names: Names,
+    groups: Sequence[tuple[str, ...]],
+    by: Sequence[str],
+    p: str | None,
+    nonnormal: Sequence[str],
+) -> Iterator[Line]:
+    last, none = (() if p is None else (p,)), (() if p is None else ("",))
+    if column in counts:
+        rows = counts[column]
+        yield Line(f"{names.label(column)}, n (%)", ("",) * len(groups) + last)
+        for level in dict.fromkeys(str(row[column]) for row in rows):
+            own = [next((r for r in rows if _group(r, by) == g and str(r[column]) == level), {}) for g in groups]
+            if level == "missing" and not any(_seen(row.get("count")) for row in own):
+                continue
+            cells = tuple(_share(row) for row in own)
+            yield Line("Missing" if level == "missing" else level, cells + none, 1)
+        return
+    rows, quartiles = numbers.get(column, []), medians.get(column, [])
+    unit = names.unit(column, str((rows or quartiles)[0].get("unit") or ""))
+    name = f"{names.label(column)}{f', {unit}' if unit else ''}"
+    medians_told = {round(float(row["quantile"]), 6) for row in quartiles} >= set(QUARTILES)
+    if rows and not (medians_told and column in nonnormal):
+        own = [next((row for row in rows if _group(row, by) == group), {}) for group in groups]
+        yield Line(f"{name}, mean (SD)", tuple(_mean(row) for row in own) + last)
+        last = none
+    if medians_told:
+        cells = tuple(_median([row for row in quartiles if _group(row, by) == group]) for group in groups)
+        yield Line(f"{name}, median [IQR]", cells + last)
+
+
+def _seen(figure: Any) -> bool:
+    """Whether a count of missing values is more than none, or noise."""
+    return _told(figure) and figure["value"] >= 0.5 and figure["value"] > 2.0 * float(figure.get("noise_error", 0.0))
+
+
+def _share(row: Row) -> str:
+    count, share = row.get("count", {}), row.get("share", {})
+    if not _told(count):
+        return _untold(count)
+    return f"{_count(count)} ({100.0 * share['value']:.1f})" if _told(share) else f"{_count(count)} ({_untold(share)})"
+
+
+def _mean(row: Row) -> str:
+    mean, spread = row.get("mean", {}), row.get("standard_deviation", {})
+    if not _told(mean):
+        return _untold(mean)
+    digits = digits_of(float(spread["value"])) if _told(spread) else 1
+    return f"{_plain(mean['value'], digits)} ({_plain(spread['value'], digits) if _told(spread) else _untold(spread)})"
+
+
+def _median(rows: Sequence[Row]) -> str:
+    found = {round(float(row["quantile"]), 6): row["value"] for row in rows}
+    told = [found.get(at) for at in QUARTILES]
+    if not all(map(_told, told)):
+        return _untold(next((each for each in told if not _told(each)), None))
+    low, middle, high = (float(each["value"]) for each in told if each is not None)
+    digits = digits_of((high - low) / 1.35)
+    return f"{_plain(middle, digits)} [{_plain(low, digits)} to {_plain(high, digits)}]"
+
+
+def _plain(value: float, digits: int) -> str:
+    text = f"{value:,.{digits}f}"
+    return text.lstrip("-") if float(text.replace(",", "")) == 0.0 else text.replace("-", "−")
+
+
+# -- regressions --------------------------------------------------------------------------------------------------------------
+
+
+def _regression(name: str, rows: Sequence[Row], names: Names, *, private: bool) -> PaperTable:
+    """Coefficients with their intervals; a category's reference has a line of its own."""
+    key = next(key for key in (*RATIOS, "coefficient") if key in rows[0])
+    head = f"{RATIOS.get(key, 'Coefficient')} (95% CI)"
+    lines, open_column = list[Line](), ""
+    for term in terms_of(rows, names):
+        figure = ratio_text(term.row[key]) if key in RATIOS else _coefficient(term.row[key])
+        p = "" if term.name == "constant" else p_text(term.row.get("p_value"))
+        if term.name == "constant":
+            if key not in RATIOS:
+                lines.append(Line("Constant", (figure, p)))
+            continue
+        if not term.level:
+            lines.append(Line(term.shown, (figure, p)))
+            open_column = ""
+            continue
+        if term.column != open_column:
+            lines.append(Line(names.label(term.column), ("", "")))
+            lines.append(Line(term.reference, (f"{'1' if key in RATIOS else '0'} [reference]", ""), 1))
+            open_column = term.column
+        lines.append(Line(term.level, (figure, p), 1))
+    outcome = re.sub("[\"']", "", names.replaced(str(names.parameters.get("outcome", name))))
+    family = {"odds_ratio": "Logistic", "rate_ratio": "Poisson", "hazard_ratio": "Cox"}.get(key, "Linear")
+    title = f"{family} regression of {outcome}" + ("" if name == "coefficients" else f" ({name})")
+    return PaperTable(title, ("Term", head, "P value"), tuple(lines), _notes(lines, private))
+
+
+def _coefficient(figure: Any) -> str:
+    if not _told(figure):
+        return _untold(figure)
+    ends = [figure[key] for key in ("value", "low", "high")]
+    width = (ends[2] - ends[1]) / 4.0 if None not in ends else abs(ends[0])
+    value, low, high = ("∞" if end is None else _plain(end, digits_of(width) + (width >= 1.0)) for end in ends)
+    return f"{value} ({low} to {high})"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A row of coefficients as people read it.
+
+    Attributes:
+        name: as the result has it.
+        shown: with the column's label, and per how many units.
+        column, level, reference: of a category's level what they say; else empty.
+        row: of the result.
+    """
+
+    name: str
+    shown: str
+    column: str
+    level: str
+    reference: str
+    row: Row
+
+    @property
+    def formula(self) -> str:
+        """As statsmodels names the column of a design: ``Intercept``, ``sex[T.m]``, or what a formula has."""
+        if self.name == "constant":
+            return "Intercept"
+        return f"{self.column}[T.{self.level}]" if self.level else self.name
+
+
+def terms_of(rows: Sequence[Row], names: Names) -> Iterator[Term]:
+    """The terms of a table of coefficients, in order."""
+    over = [str(name) for name in names.parameters.get("over", ())]
+    known = {
+        f"{column} {level}": (column, level, str(reference))
+        for column in over
+        if (levels := names.levels(column))
+        for reference in [names.parameters.get("reference", {}).get(column, levels[0])]
+        for level in levels
+    }
+    for row in rows:
+        if "term" not in row:
+            continue
+        name, per = str(row["term"]), str(row.get("per") or "")
+        unit = str(row.get("unit") or "")
+        per = per or (unit.rpartition(" per ")[2] if " per " in unit else "")
+        column, level, reference = known.get(name, ("", "", ""))
+        label = names.label(name) if name in names else _of_design(names.replaced(name))
+        shown = f"{label}, per {_SINGULAR.get(per, per)}" if per and per != "1" and not level else label
+        yield Term(name, shown, column, level, reference, row)
+
+
+def _of_design(name: str) -> str:
+    """``C(sex)[T.m]:age`` as ``sex: m × age``."""
+    bare = re.sub(r"\bC\(([^,()]+)(?:,[^\[]*)?\)(?=\[)", r"\1", name)
+    parts = re.sub(r"\[T?\.?([^\[\]0-9][^\[\]]*)\]", "\0\\1", bare).replace(":", " × ")
+    return parts.replace("\0", ": ")
+
+
+_SINGULAR = {f"{unit}s": unit for unit in ("year", "month", "week", "day", "hour", "minute", "second", "point", "cigarette")}
+
+
+# -- survival -----------------------------------------------------------------------------------------------------------------
+
+_OF_CURVES = {"figure", "time", "unit", "value", "at_risk", "column", "quantile"}
+
+
+def group_of(row: Row, names: Names) -> str:
+    """The levels of a row's group, with their columns."""
+    told = (f"{names.label(key)}: {text}" for key, text in row.items() if key not in _OF_CURVES and isinstance(text, str))
+    return ", ".join(told) or "All"
+
+
+def _survival(name: str, rows: Sequence[Row], tests: Sequence[Row], names: Names, *, private: bool) -> PaperTable:
+    """A column for each group; medians and times in the column's unit, survival in percent."""
+    groups = list(dict.fromkeys(group_of(row, names) for row in rows))
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        figure, time, unit = str(row.get("figure")), row.get("time"), str(row.get("unit") or "")
+        percent = figure == "survival" or "incidence" in figure
+        name_of = f"{figure[:1].upper()}{figure[1:]}"
+        if time is not None:
+            name_of += f" {'to' if figure == 'restricted mean' else 'at'} {time:g} {unit}".rstrip()
+        name_of += ", % (95% CI)" if percent else f", {unit} (95% CI)" if unit and time is None else " (95% CI)"
+        cells.setdefault(name_of, {})[group_of(row, names)] = _interval(row["value"], 100.0 if percent else 1.0)
+    lines = tuple(Line(text, tuple(own.get(group, "") for group in groups)) for text, own in cells.items())
+    notes = [
+        f"{str(test['test'])[:1].upper()}{str(test['test'])[1:]} test: P {p if p[0] in '<>' else f'= {p}'}."
+        for test in tests
+        if (p := p_text(test.get("p_value"))) != DASH
+    ]
+    time = (
+        str(names.parameters.get("query", [{}])[0].get("over", [name])[0])
+        if len(names.parameters.get("query", ())) == 1
+        else ""
+    )
+    title = f"Survival{f', {names.label(time)}' if time else ''}"
+    return PaperTable(title, ("", *groups), lines, (*notes, *_notes(lines, private)))
+
+
+def _interval(figure: Any, factor: float) -> str:
+    if not _told(figure):
+        return _untold(figure)
+    value = float(figure["value"]) * factor
+    low, high = (None if figure[end] is None else float(figure[end]) * factor for end in ("low", "high"))
+    digits = 1 if factor != 1.0 else 0 if abs(value) >= 100.0 else 1
+    ends = ("not reached" if end is None else _plain(end, digits) for end in (low, high))
+    return f"{_plain(value, digits)} ({' to '.join(ends)})"
+
+
+# -- subgroups ----------------------------------------------------------------------------------------------------------------
+
+SUBGROUPS = "subgroups"
+"""The table of a treatment's effect among all; those by subgroup are named after it, with a number."""
+
+
+@dataclass(frozen=True)
+class Subgroup:
+    """A line of a forest of subgroups: a column as a heading, with the p of its interaction, or a level with its figure."""
+
+    name: str
+    figure: Any = None
+    p: str = ""
+    indent: int = 0
+
+
+def subgroups_of(tables: Mapping[str, Sequence[Row]], names: Names, ratio: str = "odds ratio") -> list[Subgroup]:
+    """All, then each level of each subgroup: a ratio with its interval, and the test that it is the same in all levels.
+
+    That test is Woolf's, of logarithms weighted by the inverses of their variances, which have the noise (Woolf 1955).
+    """
+    found: list[Subgroup] = []
+    for name in (key for key in tables if key == f"{SUBGROUPS} ratios" or re.fullmatch(rf"{SUBGROUPS}-\d+ ratios", key)):
+        rows = [row for row in tables[name] if row.get("figure") == ratio]
+        columns = [key for key in rows[0] if key not in {"of", "compared", "figure", "value", "p_value"}] if rows else []
+        if not columns:
+            found += [Subgroup("All", row["value"], p_text(row.get("p_value"))) for row in rows]
+            continue
+        found.append(Subgroup(", ".join(map(names.label, columns)), None, p_text(_heterogeneity(rows))))
+        found += [Subgroup(", ".join(str(row[key]) for key in columns), row["value"], "", 1) for row in rows]
+    return found
+
+
+def _heterogeneity(rows: Sequence[Row]) -> float | None:
+    from scipy.stats import chi2
+
+    told = [row["value"] for row in rows if _told(row["value"]) and row["value"]["value"] > 0.0]
+    errors = [math.hypot(figure["noise_error"], figure["sampling_error"]) / figure["value"] for figure in told]
+    if len(told) < 2 or not all(error > 0.0 for error in errors):
+        return None
+    logs, weights = [math.log(figure["value"]) for figure in told], [error**-2 for error in errors]
+    mean = sum(weight * log for weight, log in zip(weights, logs, strict=True)) / sum(weights)
+    distance = sum(weight * (log - mean) ** 2 for weight, log in zip(weights, logs, strict=True))
+    return float(chi2.sf(distance, len(told) - 1))
+
+
+def _subgroup_table(tables: Mapping[str, Sequence[Row]], names: Names, *, private: bool) -> PaperTable:
+    lines = tuple(
+        Line(line.name, (ratio_text(line.figure) if line.figure is not None else "", line.p), line.indent)
+        for line in subgroups_of(tables, names)
+    )
+    rows = tables.get(f"{SUBGROUPS} ratios", ())
+    told = f"{rows[0]['of']}, {rows[0]['compared']}" if rows else SUBGROUPS
+    notes = ("P values of subgroups are of their interaction (Woolf).", *_notes(lines, private))
+    return PaperTable(names.replaced(told), ("Subgroup", "Odds ratio (95% CI)", "P value"), lines, notes)
+
+
+# -- Word ---------------------------------------------------------------------------------------------------------------------
+
+_W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+
+_PARTS = {
+    "[Content_Types].xml": '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
+    '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
+    '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+    '<Override PartName="/word/document.xml"'
+    ' ContentType="application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"/></Types>',
+    "_rels/.rels": '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
+    '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships"><Relationship Id="rId1"'
+    ' Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"'
+    ' Target="word/document.xml"/></Relationships>',
+}
+
+
+def documents_of(tables: Sequence[PaperTable]) -> bytes:
+    """A document of Word with these tables, the same bytes for the same tables."""
+    body = "".join(map(_word_table, tables))
+    page = '<w:sectPr><w:pgSz w:w="11906" w:h="16838"/><w:pgMar w:top="1134" w:right="1134" w:bottom="1134" w:left="1134"'
+    page += ' w:header="708" w:footer="708" w:gutter="0"/></w:sectPr>'
+    document = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
+    document += f'<w:document xmlns:w="{_W}"><w:body>{body}{page}</w:body></w:document>'
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in {**_PARTS, "word/document.xml": document}.items():
+            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+def _paragraph(text: str, *, bold: bool = False, indent: int = 0, small: bool = False) -> str:
+    kept = re.sub("[^\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", " ", text)  # XML 1.0 has no others
+    run = ("<w:b/>" if bold else "") + f'<w:sz w:val="{16 if small else 20}"/>'
+    space = '<w:spacing w:before="20" w:after="20"/>' + (f'<w:ind w:left="{240 * indent}"/>' if indent else "")
+    shown = f'<w:t xml:space="preserve">{html.escape(kept, quote=False)}</w:t>'
+    return f"<w:p><w:pPr>{space}</w:pPr><w:r><w:rPr>{run}</w:rPr>{shown}</w:r></w:p>"
+
+
+def _word_table(table: PaperTable) -> str:
+    edges = f"<w:tblBorders>{_rule('top', 12)}{_rule('bottom', 12)}</w:tblBorders>"
+    rows = [_word_row(table.head, 0, bold=True, below=_rule("bottom", 6))]
+    rows += [_word_row((line.name, *line.cells), line.indent) for line in table.lines]
+    widths = "".join("<w:gridCol/>" for _ in table.head)
+    look = f'<w:tblPr><w:tblW w:w="0" w:type="auto"/>{edges}</w:tblPr><w:tblGrid>{widths}</w:tblGrid>'
+    notes = "".join(_paragraph(note, small=True) for note in table.notes)
+    return f"{_paragraph(table.title, bold=True)}<w:tbl>{look}{''.join(rows)}</w:tbl>{notes}{_paragraph('')}"
+
+
+def _rule(side: str, eighths: int) -> str:
+    return f'<w:{side} w:val="single" w:sz="{eighths}" w:space="0" w:color="000000"/>'
+
+
+def _word_row(cells: Sequence[str], indent: int, *, bold: bool = False, below: str = "") -> str:
+    border = f'<w:tcPr><w:tcW w:w="0" w:type="auto"/>{f"<w:tcBorders>{below}</w:tcBorders>" if below else ""}</w:tcPr>'
+    inner = (
+        f"<w:tc>{border}{_paragraph(text, bold=bold, indent=0 if place else indent)}</w:tc>"
+        for place, text in enumerate(cells)
+    )
+    return f"<w:tr>{'<w:trPr><w:cantSplit/><w:tblHeader/></w:trPr>' if bold else ''}{''.join(inner)}</w:tr>"

@@ -1,0 +1,295 @@
+"""Tables and pictures for papers: their figures are pandas' own, and every program reads them back, whatever names hold."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lxml.etree
+import lxml.html
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.formula.api as smf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pylatexenc.latex2text import LatexNodes2Text
+from scipy.stats import chi2
+
+import veilsum
+from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, p_text, paper_tables, ratio_text
+from veilsum.pictures import Drawn, draw
+from veilsum_node.errors import Misuse
+
+W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [
+        (0.0, "<.001"), (1e-300, "<.001"), (0.00099999, "<.001"), (0.001, ".001"), (0.0049, ".005"), (0.00951, ".010"),
+        (0.01, ".01"), (0.0349, ".03"), (0.0449, ".04"), (0.046, ".046"), (0.0496, ".049"), (0.04999, ".049"),
+        (0.05, ".05"), (0.051, ".05"),
+        (0.5, ".50"), (0.989, ".99"), (0.99, ".99"), (0.991, ">.99"), (1.0, ">.99"), (None, "—"), (math.nan, "—"),
+    ],
+)  # fmt: skip
+def test_p_values_are_printed_as_journals_print_them(p: float | None, text: str) -> None:
+    assert p_text(p) == text
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.floats(0.0, 1.0))
+def test_no_p_value_is_printed_on_the_other_side_of_a_level(p: float) -> None:
+    text = p_text(p)
+    if text[0] not in "<>":
+        assert abs(float(text) - p) <= 0.0051
+        assert (float(text) < 0.05) == (p < 0.05)
+    assert (text == "<.001") == (p < 0.001)
+
+
+# -- against pandas --------------------------------------------------------------------------------------------------------
+
+
+def patients(n: int) -> pd.DataFrame:
+    rng = np.random.default_rng(11)
+    age, arm = rng.normal(62, 12, n).clip(20, 90).round(1), rng.choice(["no", "yes"], n)
+    died = rng.random(n) < 1 / (1 + np.exp(1.5 - 0.7 * (arm == "yes") - 0.02 * (age - 60)))
+    frame = pd.DataFrame({
+        "age": age, "marker": rng.lognormal(1.0, 0.8, n).clip(0.1, 60).round(3), "arm": arm, "sex": rng.choice(["f", "m"], n),
+        "stage": rng.choice(["I", "II", "III"], n, p=[0.5, 0.3, 0.2]), "died": np.where(died, "yes", "no"),
+        "time": rng.uniform(0.1, 9.9, n).round(2),
+    })  # fmt: skip
+    frame.loc[rng.choice(n, n // 20, replace=False), "stage"] = None
+    return frame
+
+
+def category(name: str, label: str, *levels: str) -> dict[str, Any]:
+    return {"kind": "category", "name": name, "label": label, "categories": list(levels)}
+
+
+def number(name: str, label: str, low: float, high: float, unit: str) -> dict[str, Any]:
+    return {"kind": "number", "name": name, "label": label, "low": low, "high": high, "unit": unit}
+
+
+SCHEMA: dict[str, Any] = {
+    "max_records": 1000,
+    "columns": [
+        number("age", "Age", 20, 90, "years"), number("marker", "Marker <M> & co", 0, 60, "µg/L"),
+        category("arm", "Hormone therapy", "no", "yes"), category("sex", "Sex", "f", "m"),
+        category("stage", "Stage_1 50%", "I", "II", "III"), category("died", "Death", "no", "yes"),
+        number("time", "Follow-up", 0, 10, "years"),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    return patients(1500)
+
+
+@pytest.fixture(scope="module")
+def federation(frame: pd.DataFrame) -> Iterator[Any]:
+    with veilsum.simulate(frame, SCHEMA, sites=3, seed=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def described(federation: Any) -> Any:
+    patients = federation.dataset(noise="none")
+    one = patients.table(["age", "marker", "sex", "stage"], by="arm", at=[0.25, 0.5, 0.75])
+    curve = patients.survival("time", event="died", censored="no", edges={"from": 0, "to": 8, "steps": 8}, by="arm")
+    return patients.statistics(one, curve).run(progress=False)
+
+
+def test_a_table_one_is_the_frames(described: Any, frame: pd.DataFrame) -> None:
+    table = described.paper(nonnormal=["marker"])
+    groups = [frame[frame.arm == arm] for arm in ("no", "yes")]
+    assert table.head == (
+        "Characteristic", f"Hormone therapy: no (n = {len(groups[0]):,})", f"Hormone therapy: yes (n = {len(groups[1]):,})",
+        "P value",
+    )  # fmt: skip
+    found = {line.name: line.cells for line in table.lines}
+    assert list(found) == [
+        "Age, years, mean (SD)", "Age, years, median [IQR]", "Marker <M> & co, µg/L, median [IQR]", "Sex, n (%)", "f", "m",
+        "Stage_1 50%, n (%)", "I", "II", "III", "Missing",
+    ]  # fmt: skip
+    for place, own in enumerate(groups):
+        assert found["Age, years, mean (SD)"][place] == f"{own.age.mean():.1f} ({own.age.std(ddof=0):.1f})"
+        for level in ("f", "m"):
+            assert found[level][place] == f"{(own.sex == level).sum()} ({100 * (own.sex == level).mean():.1f})"
+        missing = own.stage.isna()
+        assert found["Missing"][place] == f"{missing.sum()} ({100 * missing.mean():.1f})"
+        told = found["Marker <M> & co, µg/L, median [IQR]"][place].replace("[", "").replace("]", "").replace("to", "").split()
+        np.testing.assert_allclose([float(each) for each in told], own.marker.quantile([0.5, 0.25, 0.75]), atol=0.5)
+    assert all(found[name][2] == "" for name in ("f", "m", "I", "Missing"))
+    assert all(found[name][2] for name in ("Age, years, mean (SD)", "Sex, n (%)"))
+    assert not table.notes  # exact
+
+
+def cells_of(table: PaperTable) -> list[list[str]]:
+    return [list(table.head), *([line.name, *line.cells] for line in table.lines)]
+
+
+def word_cells(data: bytes) -> list[list[str]]:
+    """What a reader of Word's format finds in a document's one table."""
+    with zipfile.ZipFile(io.BytesIO(data)) as packed:
+        assert packed.testzip() is None
+        assert packed.namelist()[0] == "[Content_Types].xml"
+        for name in packed.namelist():
+            lxml.etree.fromstring(packed.read(name))
+        root = lxml.etree.fromstring(packed.read("word/document.xml"))
+    (table,) = root.iter(f"{W}tbl")
+    return [["".join(cell.itertext()) for cell in row.iter(f"{W}tc")] for row in table.iter(f"{W}tr")]
+
+
+def html_cells(text: str) -> list[list[str]]:
+    (table,) = lxml.html.fragment_fromstring(text).iter("table")
+    return [[cell.text_content() for cell in row.iter("td", "th")] for row in table.iter("tr")]
+
+
+def test_every_form_has_every_cell(described: Any) -> None:
+    for table in described.papers().values():
+        assert word_cells(table.to_docx()) == cells_of(table)
+        assert html_cells(table.to_html()) == cells_of(table)
+        assert all(cell in table.text for row in cells_of(table) for cell in row)
+        shown = LatexNodes2Text(math_mode="text", keep_comments=True).latex_to_text(table.to_latex())
+        plain = " ".join(shown.split())
+        assert all(" ".join(cell.split()) in plain for row in cells_of(table) for cell in row if "—" not in cell)
+
+
+ODD = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12) | st.sampled_from(
+    [
+        "<script>alert(1)</script>",
+        "]]>&amp;",
+        "\x00\x01\x0b",
+        "[0, 10)",
+        r"\input{x} 100% $a_b^c {~}",
+        "\ufffe\uffff",
+        "a\u2028b",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(ODD, ODD, st.integers(0, 2)), min_size=1, max_size=4), ODD)
+def test_hostile_names_break_no_form(rows: list[tuple[str, str, int]], title: str) -> None:
+    table = PaperTable(title, ("", title), tuple(Line(name, (cell,), indent) for name, cell, indent in rows), (title,))
+    assert len(word_cells(table.to_docx())) == len(rows) + 1
+    tags = {element.tag for element in lxml.html.fragment_fromstring(table.to_html()).iter() if isinstance(element.tag, str)}
+    assert tags <= {"div", "table", "caption", "thead", "tbody", "tr", "th", "td", "p"}
+    assert table.to_latex().count(r"\\" + "\n") == len(rows) + 1
+    assert table.text.startswith(title)
+
+
+def test_what_noise_or_a_rule_hides_is_said(described: Any) -> None:
+    def figure(value: float) -> dict[str, float]:
+        return {"value": value, "noise_error": 3.0, "sampling_error": 0.0, "low": value - 6, "high": value + 6}
+
+    lost = {"not_estimable": "noise", "advice": ""}
+    rows = [
+        {"sex": "f", "count": figure(-2.4), "share": figure(0.0)}, {"sex": "m", "count": {"below": 5}, "share": lost},
+        {"sex": "missing", "count": figure(4.0), "share": figure(0.01)},
+    ]  # fmt: skip
+    means = [{"column": "age", "unit": "years", "count": figure(9.0), "mean": lost, "standard_deviation": lost}]
+    (table,) = paper_tables({"one.numbers": means, "one.sex": rows}, None).values()
+    found = {line.name: line.cells for line in table.lines}
+    assert found["f"] == ("0 (0.0)",)
+    assert found["m"] == ("<5",)
+    assert "missing" not in {name.lower() for name in found}  # 4 is within twice its noise
+    assert found["age, years, mean (SD)"] == ("—†",)
+    assert any("noise" in note for note in table.notes)
+    assert any("Not estimable" in note for note in table.notes)
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------------
+
+
+def texts(canvas: Any) -> list[str]:
+    return [text.get_text() for axes in canvas.axes for text in axes.texts]
+
+
+def test_a_curve_is_a_step_with_numbers_at_risk_and_the_test(described: Any) -> None:
+    canvas = described.plot("survival")
+    curves, below = canvas.axes
+    lines = [line for line in curves.lines if line.get_drawstyle() == "steps-post"]
+    assert [line.get_label() for line in lines] == ["Hormone therapy: no", "Hormone therapy: yes"]
+    for line, arm in zip(lines, ("no", "yes"), strict=True):
+        rows = [row for row in described.tables["survival"] if row["arm"] == arm and row["figure"] == "survival"]
+        assert line.get_xdata().tolist() == [0.0, *(row["time"] for row in rows)]
+        assert line.get_ydata().tolist() == [1.0, *(row["value"]["value"] for row in rows)]
+    (test,) = described.tables["survival tests"]
+    p = p_text(test["p_value"])
+    assert f"Log-rank P {p if p[0] in '<>' else f'= {p}'}" in texts(canvas)
+    starts = [row["at_risk"] for row in described.tables["survival"] if row["arm"] == "no" and row["figure"] == "survival"]
+    assert f"{round(starts[0]):,}" in [text.get_text() for text in below.texts]
+    assert below.get_xlabel() == "Time, years"
+
+
+def test_a_model_has_a_forest_with_references_and_a_table(federation: Any) -> None:
+    fit = (
+        federation.dataset(noise="none")
+        .logistic("died ~ age + C(stage, Treatment('II')) * arm", per={"age": 10})
+        .run(progress=False)
+    )
+    said, table = texts(fit.plot()), fit.paper()
+    names = [line.name for line in table.lines]
+    assert names == [
+        "Age, per 10 years", "Stage_1 50%", "II", "I", "III", "Hormone therapy", "no", "yes",
+        "Stage_1 50%: I × Hormone therapy: yes", "Stage_1 50%: III × Hormone therapy: yes",
+    ]  # fmt: skip
+    assert table.lines[2].cells == ("1 [reference]", "")
+    assert set(names) <= set(said)
+    assert said.count("Reference") == 2
+    for line in table.lines:
+        if "(" in line.cells[0]:
+            assert line.cells[0] in said
+    assert table.title == "Logistic regression of Death = yes"
+
+
+def test_subgroups_are_logistic_regressions_with_an_interaction(federation: Any, frame: pd.DataFrame) -> None:
+    result = federation.dataset(noise="none").subgroups("arm", "died", ["sex", "stage"]).run(progress=False)
+    table = result.paper()
+    cells = {(line.name, line.indent): line.cells for line in table.lines}
+    frame = frame.assign(event=(frame.died == "yes") * 1.0)
+    for column, label, levels in (("sex", "Sex", ["f", "m"]), ("stage", "Stage_1 50%", ["I", "II", "III"])):
+        fit = smf.logit(f"event ~ arm * {column}", frame).fit(disp=0)
+        slopes = [name for name in fit.params.index if ":" in name]
+        wald = fit.params[slopes] @ np.linalg.solve(fit.cov_params().loc[slopes, slopes], fit.params[slopes])
+        assert cells[label, 0][1] == p_text(float(chi2.sf(wald, len(slopes))))
+        for level in levels:
+            alone = smf.logit("event ~ arm", frame[frame[column] == level]).fit(disp=0)
+            low, high = np.exp(alone.conf_int().loc["arm[T.yes]"])
+            figure = {"value": float(np.exp(alone.params["arm[T.yes]"])), "low": float(low), "high": float(high)}
+            assert cells[level, 1][0] == ratio_text(figure)
+    assert "P, interaction" in texts(result.plot())
+    with pytest.raises(Misuse, match="no table"):
+        result.paper("nothing")
+
+
+def test_a_figure_without_an_end_or_beyond_all_is_drawn() -> None:
+    rows = [
+        {"term": "age", "odds_ratio": {"value": 1e9, "low": 1e8, "high": 1e10}, "p_value": 0.0},
+        {"term": "sex", "odds_ratio": {"value": 0.9, "low": None, "high": None}, "p_value": 0.9},
+        {"term": "stage", "odds_ratio": {"not_estimable": "none", "advice": ""}, "p_value": None},
+    ]  # fmt: skip
+    canvas = draw("coefficients", Drawn(rows, (), (), Names(None)))
+    canvas.savefig(io.BytesIO(), format="png")
+    assert "—" in texts(canvas)
+    assert draw("x", Drawn([{"a": 1}])) is None
+
+
+def test_files_for_papers_are_few_and_named_for_their_tables(described: Any, tmp_path: Path) -> None:
+    files = described.export(tmp_path, ["latex", "word", "text", "html"], nonnormal=["age", "marker"])
+    assert {file.name for file in files} == {
+        "table-one.tex", "table-one.txt", "survival.tex", "survival.txt", "result.docx", "result.html",
+    }  # fmt: skip
+    assert "mean (SD)" not in (tmp_path / "table-one.txt").read_text()
+    page = lxml.html.document_fromstring((tmp_path / "result.html").read_text())
+    assert [heading.text_content() for heading in page.iter("h2")] == ["table-one", "survival", "summary"]
+    assert documents_of(list(described.papers().values())) == documents_of(list(described.papers().values()))
+    assert described.to_docx(tmp_path / "one.docx", "table-one").read_bytes()[:2] == b"PK"
+    assert SUBGROUPS not in described.papers()
