@@ -114,6 +114,7 @@ class RefusalCode(StrEnum):
     ATTEMPTS = "too-many-attempts"
     APPROVAL = "approval-declined"
     CONTEXT = "context-mismatch"
+    BROADCAST = "broadcast-not-followed"
     RECEIPT = "receipt-invalid"
     CHECK = "check-invalid"
     LOST = "too-many-lost-charges"

@@ -98,6 +98,8 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
     """one AnswersObject"""
     OBJECT_KIND_MIRRORED: _ObjectKind.ValueType  # 7
     """one MirroredObject: the caller's own receipts in the mirror, after entry number `round`"""
+    OBJECT_KIND_RELEASE: _ObjectKind.ValueType  # 8
+    """one ReleaseObject: of the released round `round`, where the study declares its steps"""
 
 class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper): ...
 
@@ -116,6 +118,8 @@ OBJECT_KIND_ANSWERS: ObjectKind.ValueType  # 6
 """one AnswersObject"""
 OBJECT_KIND_MIRRORED: ObjectKind.ValueType  # 7
 """one MirroredObject: the caller's own receipts in the mirror, after entry number `round`"""
+OBJECT_KIND_RELEASE: ObjectKind.ValueType  # 8
+"""one ReleaseObject: of the released round `round`, where the study declares its steps"""
 Global___ObjectKind: _TypeAlias = ObjectKind  # noqa: Y015
 
 class _SharedMetric:
@@ -635,6 +639,77 @@ class AnswersObject(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AnswersObject: _TypeAlias = AnswersObject  # noqa: Y015
+
+@_typing.final
+class MemberConsent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORDS_FIELD_NUMBER: _builtins.int
+    CONSENT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    consent: _builtins.bytes
+    """32 bytes"""
+    signature: _builtins.bytes
+    """under the ConsentStatement"""
+    @_builtins.property
+    def words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the member's answer"""
+
+    def __init__(
+        self,
+        *,
+        words: _abc.Iterable[_builtins.int] | None = ...,
+        consent: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consent", b"consent", "signature", b"signature", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberConsent: _TypeAlias = MemberConsent  # noqa: Y015
+
+@_typing.final
+class ReleaseObject(_message.Message):
+    """what of a release's proof does not follow from the attempt"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    FIXED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    assignment: _builtins.bytes
+    certificate: _builtins.bytes
+    """DER; the coordinator's, of the key that signed it"""
+    total: _builtins.bytes
+    """the sum as it opened: keys, values and errors of the words"""
+    @_builtins.property
+    def fixed(self) -> Global___FixedObject:
+        """as its members were shown it"""
+
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberConsent]:
+        """in the cohort's order"""
+
+    def __init__(
+        self,
+        *,
+        assignment: _builtins.bytes = ...,
+        fixed: Global___FixedObject | None = ...,
+        certificate: _builtins.bytes = ...,
+        members: _abc.Iterable[Global___MemberConsent] | None = ...,
+        total: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fixed", b"fixed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "certificate", b"certificate", "fixed", b"fixed", "members", b"members", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseObject: _TypeAlias = ReleaseObject  # noqa: Y015
 
 @_typing.final
 class MirroredReceipt(_message.Message):

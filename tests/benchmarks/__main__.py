@@ -39,6 +39,7 @@ SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], str] | None]] = {
     "load": (load.measure, None),
     "large": (large.measure, None),
     "large-model": (large_model.measure, None),
+    "followed": (steps.measure_followed, None),
     "masked_transport": (masked_transport.measure, masked_transport.table),
     "gradients": (gradients.measure, gradients.table),
     "reading": (reading.measure, reading.table),

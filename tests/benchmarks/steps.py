@@ -65,6 +65,20 @@ def measure_small(*, quick: bool = False) -> dict[str, Any]:
     return found
 
 
+def measure_followed(*, quick: bool = False) -> dict[str, Any]:
+    """What it takes that members take the steps themselves: bytes a value and site, CPU of everybody, in turns without."""
+    heads = [(FEATURES, CLASSES), *([] if quick else [(999, 1000)])]
+    found = {}
+    for features, classes in heads:
+        values = (features + 1) * classes
+        for followed in (False, True):
+            figures = run(3, head=(features, classes), followed=followed)
+            told = {f"{way}, bytes a value": figures[f"{way}_bytes"] / SITES / values for way in ("sent", "fetched")}
+            cpu = {f"{who}, CPU s a step": figures[f"{who}_cpu_s"] for who in ("participant", "coordinator")}
+            found[f"{values} values, {'members take the steps' if followed else 'the model is broadcast'}"] = told | cpu
+    return found
+
+
 def run(
     steps: int,
     *,
@@ -73,6 +87,7 @@ def run(
     head: tuple[int, int] = (FEATURES, CLASSES),
     members: int = SITES,
     wire: bool = False,
+    followed: bool | None = None,
 ) -> dict[str, Any]:
     """One study of so many counted steps in processes of its own; ``head`` is the model's features and classes.
 
@@ -84,7 +99,7 @@ def run(
     with tempfile.TemporaryDirectory() as directory:
         parties = Parties(Path(directory), records_of(*head, members, RECORDS))
         request = make_request(schema_of(*head), "fedsgd", epsilon=3.0)
-        request = request.model_copy(update={"parameters": {"steps": WARM + steps, "centre": False}})
+        request = request.model_copy(update={"parameters": {"steps": WARM + steps, "centre": False, "followed": followed}})
         seconds_allowed = START_SECONDS + STEP_SECONDS * (WARM + steps)
         (coordinator, *sites), proxy = run_study(
             parties, request, {"plain": plain, "profile": profile}, seconds_allowed, wire=wire

@@ -114,7 +114,9 @@ def trial(tmp_path: Path) -> Trial:
 def _releases(bed: TestBed, count: int) -> StudyRequest:
     """A study whose one task may be asked for ``count`` times."""
     request = make_request(schema_of(WIDTH, max_records=40), "fedsgd", 2.0, min_cohort=2, cohort_difference="allowed")
-    return request.model_copy(update={"parameters": {"steps": count, "centre": False, "gradient_clip": 0.5}})
+    return request.model_copy(
+        update={"parameters": {"steps": count, "centre": False, "followed": False, "gradient_clip": 0.5}}
+    )
 
 
 def model(value: float) -> dict[str, NDArray[np.float64]]:

@@ -68,7 +68,7 @@ def sent(study: Study) -> bytes:
     return b""
 
 
-SAMPLED = {"steps": 3, "sampling_rate": 0.5, "gradient_clip": 0.5, "centre": False}
+SAMPLED = {"followed": False, "steps": 3, "sampling_rate": 0.5, "gradient_clip": 0.5, "centre": False}
 TRAINED = {"model": {"name": "linear"}, "rounds": 3, "local_steps": 2, "sampling_rate": 0.5}
 
 CASES = {
@@ -76,7 +76,7 @@ CASES = {
     "records, local": Case("statistics", noise="local", width=300),
     "per site, of old": Case("fedcgs", {"centre": False}, changes={"task__disclosure": "per-site"}),
     "per site": Case("fedcgs", {"centre": False, "disclosure": "per-site"}),
-    "site": Case("fedsgd", {"steps": 3, "gradient_clip": 0.5, "centre": False}, width=300),
+    "site": Case("fedsgd", {"steps": 3, "gradient_clip": 0.5, "centre": False, "followed": False}, width=300),
     "sampled": Case("fedsgd", SAMPLED, width=300),
     "training": Case("fedavg", TRAINED, noise="local", epsilon=100.0),
 }

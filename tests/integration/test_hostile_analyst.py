@@ -126,7 +126,9 @@ def test_weights_whose_squares_vanish_are_no_study(worlds: Beside, size: float) 
 @pytest.mark.parametrize("size", [1e101, pytest.param(1.7e308, marks=pytest.mark.system)])
 def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, size: float) -> None:
     """Exact products refuse such numbers, within the loop over records: with one record there would be a refusal, else not."""
-    study = study_of(worlds.bed, "fedsgd", steps=2, sampling_rate=1.0, model={"name": "mlp", "options": {"hidden": 3}})
+    study = study_of(
+        worlds.bed, "fedsgd", steps=2, followed=False, sampling_rate=1.0, model={"name": "mlp", "options": {"hidden": 3}}
+    )
     label = next(task.label for task in study.tasks if task.task == "gradient")
     worlds.set_up(study)
     arrays = made_up_broadcast(AgreedStudy(study).task(label))[1]

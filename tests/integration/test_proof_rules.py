@@ -18,8 +18,9 @@ from veilsum.verification import Verified
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Authority, Credentials, Label, Role, SigningKey, new_key_and_csr, verify_certificate
 from veilsum_privacy.results.former.proof import FormerReleaseProof
-from veilsum_privacy.results.proof_check import CheckedStudy, ProofFault, ReleaseChecker, check_study
+from veilsum_privacy.results.proof_check import CheckedStudy, ReleaseChecker, check_study
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof
+from veilsum_privacy.results.release_check import ProofFault
 from veilsum_privacy.results.result import MANIFEST
 from veilsum_privacy.study.study import parse_study
 

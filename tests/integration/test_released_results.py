@@ -16,7 +16,7 @@ from support.commands import veilsum
 from veilsum import replay, verification
 from veilsum.verification import RepetitionFault, verify_result
 from veilsum_node.canonical import canonical
-from veilsum_privacy.results.proof_check import ProofFault
+from veilsum_privacy.results.release_check import ProofFault
 from veilsum_privacy.results.result import MANIFEST
 
 DATA = Path(__file__).parents[1] / "data" / "results" / "results-0.2.tar.gz"

@@ -11,28 +11,23 @@ from support.gradient_sums import clipped_gradient_sum
 from support.studies import SCHEMA, Watched, compiled, shifted_sites
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
-from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.networks import RARITY, rarity_weights, stated_weights
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.tasks.features import CLASS_WEIGHTS, class_weights
 from veilsum_privacy.training.models import ModelSpec, build_architecture
-
-
-def counted(counts: list[float], noise: float) -> Release:
-    return Release("feature-means", 1, {"count": np.array(counts)}, {"count": noise}, (), b"")
+from veilsum_privacy.training.server_steps import RARITY, rarity_weights, stated_weights
 
 
 @pytest.mark.parametrize("name", sorted(RARITY))
 def test_weights_follow_from_frequencies(name: str) -> None:
     """Without noise: scikit-learn's balanced weights in proportion, to the power."""
-    found = rarity_weights(counted([800.0, 150.0, 50.0], 0.0), RARITY[name])
+    found = rarity_weights(np.array([800.0, 150.0, 50.0]), 0.0, RARITY[name])
     balanced = 1000.0 / (3.0 * np.array([800.0, 150.0, 50.0]))
     np.testing.assert_allclose(found, (balanced / balanced.max()) ** RARITY[name])
 
 
 def test_classes_that_may_well_be_alike_weigh_alike() -> None:
-    assert rarity_weights(counted([110.0, 90.0, 100.0], 10.0), 0.5).tolist() == [1.0, 1.0, 1.0]
-    drowned = rarity_weights(counted([-40.0, 900.0], 20.0), 1.0)  # the count is taken to be its noise
+    assert rarity_weights(np.array([110.0, 90.0, 100.0]), 10.0, 0.5).tolist() == [1.0, 1.0, 1.0]
+    drowned = rarity_weights(np.array([-40.0, 900.0]), 20.0, 1.0)  # the count is taken to be its noise
     np.testing.assert_allclose(drowned, [1.0, 60.0 / 900.0])
 
 

@@ -23,7 +23,6 @@ from veilsum_coordinator.parts.alignment import AlignmentParameters
 from veilsum_coordinator.parts.generation import GenerationParameters
 from veilsum_coordinator.parts.local_rounds import TrainingParameters
 from veilsum_coordinator.parts.moment_plans import MomentAlignment
-from veilsum_coordinator.parts.networks import OptimiserParameters
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation.deal import Setting
@@ -39,6 +38,7 @@ from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import MODELS
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec
+from veilsum_privacy.training.server_steps import OptimiserParameters
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")

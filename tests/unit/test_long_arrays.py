@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from veilsum_coordinator.parts import federation as long_arrays
-from veilsum_coordinator.parts.federation import LongArrays, cut
+from veilsum_privacy.training import long_arrays
+from veilsum_privacy.training.long_arrays import LongArrays, cut
 
 SHAPES = {"a": (3, 4), "empty": (0,), "b": (5,), "c": ()}
 

@@ -59,7 +59,6 @@ from veilsum_coordinator.parts.networks import (
     network_head,
     resolved_model,
     stable_rate,
-    stated_weights,
 )
 from veilsum_coordinator.parts.outcomes import (
     check_recalibration,
@@ -80,6 +79,7 @@ from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import LinearOptions, Perceptron
 from veilsum_privacy.training.objectives import OBJECTIVES
+from veilsum_privacy.training.server_steps import stated_weights
 
 SHOWN = 20
 """Most sites that a summary lists."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.alignment import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.federation import Federation, LongArrays, Release, cut, released_noise
+from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.first_moments import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.moment_plans import (
     LABEL,
@@ -38,9 +38,6 @@ from veilsum_coordinator.parts.moment_plans import (
 )
 from veilsum_coordinator.parts.networks import (
     OUTCOME_TRAVEL,
-    RARITY,
-    OptimiserParameters,
-    ServerOptimiser,
     checkpoint_due,
     default_gradient_clip,
     default_model,
@@ -66,6 +63,7 @@ from veilsum_coordinator.parts.outcomes import (
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
@@ -73,8 +71,10 @@ from veilsum_privacy.tasks.gradient import GradientParameters
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
+from veilsum_privacy.training.long_arrays import LongArrays
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
+from veilsum_privacy.training.server_steps import RARITY, OptimiserParameters, ServerSteps, SteppedModel
 
 GRADIENT = "gradient"
 """Label of the releases."""
@@ -109,6 +109,9 @@ class FedSGDParameters(FeatureRules):
             the study expects to train on. Without noise sums are divided by how many records there are.
         checkpoint_every: steps after which a model is kept; 0 for none.
         seed: of the first values; it protects nothing.
+        followed: whether every member takes the steps itself, of the sums that it verified, and refuses any other model. By
+            default it does wherever all that is broadcast follows from the released sums in that way, with up to 64 sites
+            (docs/decisions/0114-members-take-the-steps.md).
         recalibrate: part of the budget for a logistic regression of the class on the trained model's log odds, by which its
             last layer is changed; of two classes. 0 for none.
     """
@@ -130,6 +133,19 @@ class FedSGDParameters(FeatureRules):
     checkpoint_every: int = Field(default=0, ge=0, le=100_000)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     recalibrate: Real = Field(default=0.0, ge=0, lt=1, exclude_if=lambda part: not part)
+    followed: bool | None = Field(default=None, exclude_if=lambda asked: not asked)  # studies signed before do not state it
+
+    def server_steps(self) -> ServerSteps:
+        """How steps are made of sums of gradients."""
+        return ServerSteps(
+            optimiser=self.optimiser,
+            travel=self.travel,
+            records=self.records or 1,
+            decay=self.decay,
+            steps=self.steps,
+            seed=self.seed,
+            class_weights=self.class_weights or "none",
+        )
 
 
 class FedSGD(Method[FedSGDParameters]):
@@ -174,6 +190,7 @@ class FedSGD(Method[FedSGDParameters]):
             "gradient_clip": parameters.gradient_clip or default_gradient_clip(outcome, convex=convex),
             "optimiser": optimiser,
             "records": parameters.records or training_records(moments, inputs.records * inputs.sites),
+            "followed": resolved_following(parameters, inputs),
         }
         return parameters.model_copy(update=filled)
 
@@ -190,6 +207,7 @@ class FedSGD(Method[FedSGDParameters]):
             count=not inputs.private,
             class_weights=parameters.class_weights not in (None, "none"),
             outcome=parameters.outcome,
+            steps=parameters.server_steps() if parameters.followed else None,
             **aligned_parameters(parameters.moments),
         )
         moments, rate = parameters.moments, float(parameters.sampling_rate)
@@ -212,13 +230,21 @@ class FedSGD(Method[FedSGDParameters]):
         parameters = FedSGDParameters.model_validate(study.parameters)
         architecture, last = trained_architecture(study, parameters), parameters.steps
         before = release_before(federation, parameters)
-        scale = StepScale.of(study, parameters, architecture, before)
-        dtype = np.float32 if AgreedStudy(study).task(GRADIENT).single else np.float64
-        model = SteppedModel(parameters, scale.rule, first_model(architecture, parameters.seed, before.beginning), dtype)
+        task, made = AgreedStudy(study).task(GRADIENT), parameters.server_steps()
+        noise = released_noise(study, GRADIENT, study.sites)[MODEL + next(iter(architecture.shapes()))]
+        unit = made.unit(noise, float(parameters.sampling_rate))
+        rule = step_rule(study, parameters, architecture, before, unit)
+        first = first_model(architecture, parameters.seed, before.beginning)
+        stepped = SteppedModel(rule, parameters.decay, first, np.float32 if task.single else np.float64)
+        model = AveragedModel(stepped, parameters, architecture.shapes())
         for step in range(1, last + 1):
             release = federation.sum(GRADIENT, {**to_broadcast(model.shown()), **before.broadcast}, members=before.members)
             due = checkpoint_due(parameters.checkpoint_every, step, last)
-            exact = model.step(release, scale.divisor(release), keep=due)
+            if study.privacy.noise == "none":
+                divisor = max(1.0, float(release.values["count"][0]))
+            else:
+                divisor = made.divisor(unit, len(release.cohort), study.sites)
+            exact = model.step(release, divisor, keep=due)
             if due:
                 federation.checkpoint({**to_broadcast(exact), **before.broadcast}, {"step": step, "steps": last})
         summary: dict[str, Any] = {
@@ -227,7 +253,7 @@ class FedSGD(Method[FedSGDParameters]):
             "steps": last,
             "averaged": model.averaged,
             "gradient_norm": _shown(model.gradients),
-            "noise_norm": scale.noise * math.sqrt(architecture.size) / scale.unit,
+            "noise_norm": noise * math.sqrt(architecture.size) / unit,
         }
         if before.weights is not None:
             summary["class_weights"] = dict(zip(study.data.classes, before.weights.tolist(), strict=True))
@@ -245,6 +271,34 @@ class FedSGD(Method[FedSGDParameters]):
             applied = outcome_application(study.data, parameters.outcome, missing=parameters.missing, head=head)
             return Result(self.name, summary, arrays, applied)
         return study_result(federation, summary, parameters.missing, head, arrays, study.data.classes, before.moments)
+
+
+MOST_FOLLOWING = 64
+"""Up to how many sites they take the steps themselves where the study says nothing: each opens each sum, which takes a
+self-mask of every member off it."""
+
+
+def resolved_following(parameters: FedSGDParameters, inputs: Inputs) -> bool:
+    """Whether members take the steps themselves: by default wherever they can.
+
+    Raises:
+        ConfigurationError: it is asked for where they cannot.
+    """
+    asked = parameters.followed
+    hindrances = {
+        "a study without noise": not inputs.private,
+        "an outcome": parameters.outcome is not None,
+        "moments": parameters.moments is not None,
+        "recalibrate": bool(parameters.recalibrate),
+        "a projection as encoder": isinstance(inputs.encoder, Projection),
+    }
+    found = [what for what, holds in hindrances.items() if holds]
+    if asked and found:
+        raise ConfigurationError(
+            f"fedsgd's members cannot take the steps themselves with {found[0]}: these need more than sums and steps.",
+            "Leave followed out.",
+        )
+    return not found and inputs.sites <= MOST_FOLLOWING if asked is None else asked
 
 
 def resolved_descent(
@@ -326,48 +380,18 @@ def release_before(federation: Federation, parameters: FedSGDParameters) -> Rele
     return ReleasedBefore(None, own, weights, begin, float(means.values["count"].sum()))
 
 
-@dataclass(frozen=True)
-class StepScale:
-    """How a step's sum becomes a step.
-
-    Attributes:
-        rule: the optimiser, with a learning rate for sums divided by the unit.
-        unit: how many records are expected in a sum over all sites; or the noise of its values, where travel sets the rate.
-        noise: standard deviation of the noise of one value of a sum.
-        counted: whether sums count their records, which are then what they are divided by: without noise.
-        sites: of the study; None where the unit is the noise, of which there is as much without some of them.
-    """
-
-    rule: OptimiserParameters
-    unit: float
-    noise: float
-    counted: bool
-    sites: int | None
-
-    @classmethod
-    def of(cls, study: Study, parameters: FedSGDParameters, architecture: Architecture, before: ReleasedBefore) -> StepScale:
-        """That of a study, once it is known what was released before the steps."""
-        optimiser, sampled = parameters.optimiser, float(parameters.sampling_rate)
-        rate, momentum, private = optimiser.learning_rate, optimiser.momentum, study.privacy.noise != "none"
-        noise = released_noise(study, GRADIENT, study.sites)[MODEL + next(iter(architecture.shapes()))]
-        unit = noise if parameters.travel is not None else sampled * float(parameters.records or 1)
-        if parameters.travel is not None:
-            rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - momentum)
-        begin = before.beginning
-        if begin is not None and optimiser.learning_rate is None and isinstance(architecture, Perceptron):
-            stable = stable_rate(architecture, begin.curvature, begin.spread, before.records * sampled if private else 1.0)
-            stable = stable * (1.0 - momentum) * (unit if private else 1.0)
-            rate = stable if rate is None else min(rate, stable)
-        rule = optimiser.model_copy(update={"learning_rate": rate})
-        return cls(rule, unit, noise, not private, study.sites if parameters.travel is None else None)
-
-    def divisor(self, release: Release) -> float:
-        """What a step's sum is divided by."""
-        if self.counted:
-            return max(1.0, float(release.values["count"][0]))
-        if self.sites is None:
-            return self.unit
-        return self.unit * (len(release.cohort) / self.sites)  # a step without some participants is of fewer records
+def step_rule(
+    study: Study, parameters: FedSGDParameters, architecture: Architecture, before: ReleasedBefore, unit: float
+) -> OptimiserParameters:
+    """The optimiser, with a learning rate for sums divided by this unit."""
+    sampled, private = float(parameters.sampling_rate), study.privacy.noise != "none"
+    optimiser, begin, made = parameters.optimiser, before.beginning, parameters.server_steps()
+    rate = made.rate(architecture.size)
+    if begin is not None and optimiser.learning_rate is None and isinstance(architecture, Perceptron):
+        stable = stable_rate(architecture, begin.curvature, begin.spread, before.records * sampled if private else 1.0)
+        stable = stable * (1.0 - optimiser.momentum) * (unit if private else 1.0)
+        rate = stable if rate is None else min(rate, stable)
+    return made.with_rate(rate)
 
 
 def first_model(architecture: Architecture, seed: int, begin: Beginning | None) -> dict[str, Floats]:
@@ -379,42 +403,37 @@ def first_model(architecture: Architecture, seed: int, begin: Beginning | None) 
     return model
 
 
-class SteppedModel:
+class AveragedModel:
     """The model from step to step, and the mean of its last ones.
 
     Models are large: everything goes part by part, and nothing here is as long as one.
 
     Args:
+        model: before the first step.
         parameters: resolved.
-        rule: the optimiser, with a learning rate.
-        first: values to begin with, by name.
-        dtype: in which everyone receives the model.
+        shapes: of the model's arrays, by name.
 
     Attributes:
         averaged: how many steps, the last ones, the result is the mean of; 0 stands for the last one as it is.
         gradients: L2 norm of each step's.
     """
 
-    def __init__(
-        self, parameters: FedSGDParameters, rule: OptimiserParameters, first: Mapping[str, Floats], dtype: DTypeLike
-    ) -> None:
+    def __init__(self, model: SteppedModel, parameters: FedSGDParameters, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.averaged = math.ceil(parameters.average * parameters.steps)
         self.gradients: list[float] = []
-        self._decay, self._steps = parameters.decay, parameters.steps
-        self._shapes = {name: array.shape for name, array in first.items()}
-        self._shown, self._mean = LongArrays.of(first, dtype), LongArrays(self._shapes)
-        self._optimiser = ServerOptimiser(rule, self._shapes)
+        self._model, self._steps, self._shapes = model, parameters.steps, dict(shapes)
+        self._mean = LongArrays(shapes)
 
     def shown(self) -> dict[str, NDArray[Any]]:
         """The model as everyone receives it, by name."""
-        return self._shown.arrays()
+        return self._model.shown()
 
     def final(self) -> dict[str, Floats]:
         """The result after the last step, by name."""
         return self._mean.arrays()
 
     def step(self, release: Release, divisor: float, *, keep: bool) -> dict[str, Floats]:
-        """Take one step, from where the gradients are: from the model as it was shown.
+        """Take one step.
 
         Args:
             release: the sum of gradients.
@@ -425,23 +444,14 @@ class SteppedModel:
             That model by name; nothing if it is not wanted.
         """
         number, averaged = len(self.gradients) + 1, max(1, self.averaged)
-        exact, squares = LongArrays(self._shapes if keep else {}), list[float]()
-        for name, shape in self._shapes.items():
-            square = 0.0
-            for part in cut(math.prod(shape)):
-                before = self._shown.read(name, part)
-                gradient = release.part(MODEL + name, part) / divisor
-                if self._decay:
-                    gradient += self._decay * before
-                square += float(np.sum(gradient**2))
-                after = before - self._optimiser.change(name, part, gradient)
-                self._shown.write(name, part, after)
-                if number > self._steps - averaged:
-                    self._mean.write(name, part, self._mean.read(name, part) + after / averaged)
-                if keep:
-                    exact.write(name, part, after)
-            squares.append(square)
-        self.gradients.append(math.sqrt(sum(squares)))
+        exact, squares = LongArrays(self._shapes if keep else {}), dict.fromkeys(self._shapes, 0.0)
+        for name, part, gradient, after in self._model.step(lambda name, part: release.part(MODEL + name, part), divisor):
+            squares[name] += float(np.sum(gradient**2))
+            if number > self._steps - averaged:
+                self._mean.write(name, part, self._mean.read(name, part) + after / averaged)
+            if keep:
+                exact.write(name, part, after)
+        self.gradients.append(math.sqrt(sum(squares.values())))
         return exact.arrays()
 
 

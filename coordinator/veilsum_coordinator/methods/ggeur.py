@@ -36,7 +36,7 @@ from veilsum_coordinator.parts.generation import (
 )
 from veilsum_coordinator.parts.local_rounds import LocalRounds, TrainingParameters, resolved_training, training_plan
 from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip
-from veilsum_coordinator.parts.networks import OptimiserParameters, network_head, resolved_model
+from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.server_heads import mlp_arrays, mlp_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
@@ -45,6 +45,7 @@ from veilsum_privacy.tasks import generation as made
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec
 from veilsum_privacy.training.objectives import ObjectiveSpec
+from veilsum_privacy.training.server_steps import OptimiserParameters
 
 
 class GGEURParameters(GenerationParameters, FeatureRules):

@@ -22,7 +22,7 @@ from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.feature_means import FeatureMeansParameters
+from veilsum_privacy.tasks.feature_means import FeatureMeansParameters, released_mean
 from veilsum_privacy.tasks.newton_step import EXCESS, POINT, WHITEN, in_units
 from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms, term_names
@@ -206,11 +206,8 @@ def centre_plan(inputs: Inputs, missing: Missing, clip: float, share: float, *, 
 
 def released_centre(release: Release, study: Study) -> Floats:
     """The noised mean (d,), within the bounds of what it is of."""
-    counts = release.values["count"]
-    count = max(float(counts.sum()), release.noise_std["count"] * math.sqrt(len(counts)), 1e-9)
     bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
-    centre: Floats = np.clip(release.values["sum"] / count, -bound, bound)
-    return centre
+    return released_mean(release.values["count"], release.values["sum"], release.noise_std["count"], bound)
 
 
 def without_centre(architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None) -> Mapping[str, Floats]:

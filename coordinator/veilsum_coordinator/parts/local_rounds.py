@@ -18,7 +18,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing
-from veilsum_coordinator.parts.networks import OptimiserParameters, ServerOptimiser, checkpoint_due
+from veilsum_coordinator.parts.networks import checkpoint_due
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -34,6 +34,7 @@ from veilsum_privacy.training.arrays import MODEL, flatten, to_broadcast, unflat
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import Objective, ObjectiveSpec, iir, proto, resolve_objective, scaffold
 from veilsum_privacy.training.objectives.dyn import Dyn
+from veilsum_privacy.training.server_steps import OptimiserParameters, ServerOptimiser
 
 CLEAR = 3.0
 """Standard deviations of its noise that a class count must exceed for its prototype to be used."""

@@ -1,11 +1,7 @@
-"""What methods that train share: defaults, optimisers at the coordinator, and models as results and checkpoints say them.
+"""What methods that train share: defaults, and models as results and checkpoints say them.
 
 A result states a linear head or a perceptron by its layers, any other model by its architecture's name; a checkpoint is an
 intermediate model with the application that the finished one will have.
-
-An optimiser says what is made of each round's released mean gradient, or mean update. Gradient descent with momentum, and
-the adaptive optimisers of Reddi et al. 2021 (Adaptive Federated Optimization). A gradient g makes a step against g; FedOPT
-takes a mean update for -g. All of it is post-processing of released sums.
 
 Models, norms, travels and rates are filled in where a study leaves them open. A record's gradient counts by its class: rare
 classes weigh more, by released frequencies or a stated table.
@@ -13,18 +9,16 @@ classes weigh more, by released frequencies or a stated table.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.alignment import LINEAR, study_result
 from veilsum_coordinator.parts.base import Inputs
-from veilsum_coordinator.parts.federation import Federation, LongArrays, Release, cut
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import resolved_clip
 from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError, told_as
-from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.tasks.features import CENTRE
@@ -32,6 +26,7 @@ from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.models.perceptrons import Perceptron
+from veilsum_privacy.training.server_steps import RARITY, OptimiserParameters, rarity_weights, stated_weights
 
 
 def resolved_model(spec: ModelSpec, width: int, classes: int, what: str) -> ModelSpec:
@@ -114,90 +109,6 @@ def checkpoint_result(federation: Federation, arrays: Mapping[str, Floats], summ
     head, named = network_head(architecture, model, centre)
     return study_result(federation, summary, missing, head, {**arrays, **named}, study.data.classes)
 
-
-Arrays = Mapping[str, Floats]
-
-
-class OptimiserParameters(Frozen):
-    """Which optimiser, and its constants; all public.
-
-    Attributes:
-        name: ``sgd`` with momentum (0 for plain descent), ``adam`` or ``yogi``.
-        learning_rate: eta of a step.
-        momentum: of ``sgd``: v <- momentum v + g, step eta v.
-        beta1, beta2: decay of the means of g and of g^2.
-        tau: what is added to the root of the mean square, for values of about the gradient's size.
-    """
-
-    name: Literal["sgd", "adam", "yogi"] = "sgd"
-    learning_rate: Real | None = Field(default=None, gt=0, le=1e6)
-    momentum: Real = Field(default=0.0, ge=0, lt=1)
-    beta1: Real = Field(default=0.9, ge=0, lt=1)
-    beta2: Real = Field(default=0.99, ge=0, lt=1)
-    tau: Real = Field(default=1e-3, gt=0, le=1e3)
-
-
-class ServerOptimiser:
-    """State of an optimiser over the rounds of one study.
-
-    Args:
-        parameters: with a learning rate.
-        shapes: of the model's arrays, by name.
-    """
-
-    def __init__(self, parameters: OptimiserParameters, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        if parameters.learning_rate is None:
-            raise ValueError("an optimiser needs a learning rate")
-        self._parameters, self._rate = parameters, float(parameters.learning_rate)
-        # Plain descent remembers nothing, and momentum no squares.
-        self._first = LongArrays(shapes if parameters.name != "sgd" or parameters.momentum else {})
-        # Adaptive rates begin at tau^2, as in the experiments of Reddi et al. (2021); nothing corrects their beginning.
-        self._second = LongArrays(shapes if parameters.name != "sgd" else {}, float(parameters.tau) ** 2)
-
-    def step(self, model: Arrays, gradient: Arrays) -> dict[str, Floats]:
-        """The model after one step.
-
-        Args:
-            model: arrays by name.
-            gradient: g, arrays of the same names and shapes.
-        """
-        moved = {}
-        for name, values in model.items():
-            moved[name] = np.empty(values.shape)
-            old, g, new = (array.reshape(-1) for array in (values, gradient[name], moved[name]))
-            for part in cut(values.size):
-                new[part] = old[part] - self.change(name, part, g[part])
-        return moved
-
-    def change(self, name: str, part: slice, g: Floats) -> Floats:
-        """What a step takes off some of an array's values; every value must be asked for once a step.
-
-        Args:
-            name: of the array.
-            part: which of its values, as they lie flat, row by row.
-            g: their gradient.
-        """
-        p = self._parameters
-        if p.name == "sgd" and not p.momentum:
-            return self._rate * g
-        if p.name == "sgd":
-            first = p.momentum * self._first.read(name, part) + g
-            self._first.write(name, part, first)
-            return self._rate * first
-        first = p.beta1 * self._first.read(name, part) + (1.0 - p.beta1) * g
-        square, old = g**2, self._second.read(name, part)
-        if p.name == "adam":
-            second = p.beta2 * old + (1.0 - p.beta2) * square
-        else:
-            second = old - (1.0 - p.beta2) * square * np.sign(old - square)
-        self._first.write(name, part, first)
-        self._second.write(name, part, second)
-        change: Floats = self._rate * first / (np.sqrt(second) + p.tau)
-        return change
-
-
-RARITY = {"sqrt": 0.5, "balanced": 1.0}
-"""Powers of :func:`.rarity_weights`, by what a study asks for."""
 
 CONVEX_CLIP, CONVEX_BIAS, CENTRED_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 0.1, 50.0
 """Gradient norm, constant of the bias and travel of linear models on features of norm 1 at most: the best of sweeps over four
@@ -289,22 +200,6 @@ def resolved_class_weights(
     return asked
 
 
-def stated_weights(asked: Mapping[str, float] | None, classes: Sequence[str], method: str) -> tuple[float, ...]:
-    """A table of class weights in the order of the classes, its largest 1; empty without one.
-
-    Raises:
-        ConfigurationError: it is of other classes.
-    """
-    if asked is None:
-        return ()
-    if set(asked) != set(classes):
-        raise ConfigurationError(
-            f"The table class_weights of {method} must give each class of the label a weight.",
-            f"Give one to each of {', '.join(classes)}." if classes else "Add a [label] table with classes.",
-        )
-    return tuple(float(asked[name]) / max(map(float, asked.values())) for name in classes)
-
-
 def weights_of_classes(
     asked: str | Mapping[str, float] | None, classes: Sequence[str], means: Release | None
 ) -> Floats | None:
@@ -317,21 +212,5 @@ def weights_of_classes(
     if asked is None or asked == "none":
         return None
     if isinstance(asked, str):
-        return None if means is None else rarity_weights(means, RARITY[asked])
+        return None if means is None else rarity_weights(means.values["count"], means.noise_std["count"], RARITY[asked])
     return np.array(stated_weights(asked, classes, "fedsgd"))
-
-
-def rarity_weights(release: Release, power: float) -> Floats:
-    """Weights (K,) of classes by their noised counts: (smallest count / count)^power, the rarest class's being 1.
-
-    The smallest count is taken two standard deviations of its noise larger, so that where classes may well be alike they count
-    alike.
-
-    Args:
-        release: of :func:`centre_plan` by class.
-        power: 1 makes all classes weigh alike, 1/2 goes half of the way.
-    """
-    noise = release.noise_std["count"]
-    counts = np.maximum(release.values["count"], max(noise, 1.0))
-    weights: Floats = np.minimum(1.0, (float(counts.min()) + 2.0 * noise) / counts) ** power
-    return weights

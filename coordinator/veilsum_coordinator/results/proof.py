@@ -5,13 +5,12 @@ asked for.
 """
 
 import json
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 from sqlalchemy import Connection, select
 
 from veilsum_coordinator.storage.journal import STUDIES
-from veilsum_coordinator.storage.messages import parse_roster
+from veilsum_coordinator.storage.messages import fixed_object, parse_roster
 from veilsum_coordinator.storage.records import (
     RELEASES,
     SUMS,
@@ -26,11 +25,14 @@ from veilsum_coordinator.storage.records import (
 from veilsum_coordinator.storage.releases import read_release
 from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.results.former.proof import FormerReleaseProof
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file, round_of
-from veilsum_privacy.securesum.check_words import CheckStatement, Signed, challenge
-from veilsum_privacy.securesum.context import Assignment, parse_assignment
+from veilsum_privacy.results.sum_evidence import check_bodies, total_from_bytes
+from veilsum_privacy.securesum.check_words import Signed, parse_check
+from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.securesum.opened_sums import opened_to_bytes
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -68,6 +70,40 @@ def proof_file(database: Database, study: bytes, name: str) -> bytes:
     raise HostileInput("The proof of a result has no file of that name.")
 
 
+def release_object(database: Database, agreed: AgreedStudy, roster: int, number: int) -> bytes:
+    """A released round as members of a study that declares its steps fetch it.
+
+    Args:
+        database: of the journal.
+        agreed: the study.
+        roster: how many members it has.
+        number: of the round.
+
+    Raises:
+        HostileInput: there is none.
+    """
+    with database.reading() as connection:
+        release, total = _release(connection, agreed.digest, number)
+    if not isinstance(release, ReleaseProof) or total is None:
+        raise HostileInput("The study has no such release of this version of the protocol.")
+    assignment, context = parse_assignment(release.assignment), parse_receipt(release.receipts[0].body).context
+    plan = agreed.task(assignment.label).plan(roster, len(assignment.names)).encoding
+    opened = opened_to_bytes(total_from_bytes(total, plan), plan, context, release.consents)
+    fixed = fixed_object(release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature)
+    modulus = plan.ring.plain_modulus
+    members = [
+        pb.MemberConsent(words=parse_check(body, modulus).words, consent=consent, signature=agreed)
+        for body, consent, agreed in zip(release.checks, release.consents, release.agreed, strict=True)
+    ]
+    return pb.ReleaseObject(
+        assignment=release.assignment,
+        fixed=pb.FixedObject.FromString(fixed),
+        certificate=release.coordinator,
+        members=members,
+        total=opened,
+    ).SerializeToString()
+
+
 def _study(connection: Connection, study: bytes) -> StudyProof:
     row = connection.execute(select(STUDIES.c.object, STUDIES.c.roster).where(STUDIES.c.digest == study)).one()
     if row.roster is None:
@@ -83,20 +119,22 @@ def _release(connection: Connection, study: bytes, number: int) -> tuple[Release
         raise HostileInput("The study has no such release, or it was opened by software that kept no proof.")
     found = connection.execute(select(SUMS).where(SUMS.c.study == study, SUMS.c.round == number)).one()
     kept, receipts, assignment = read_proof(release.proof), read_receipts(found.receipts), parse_assignment(found.assignment)
-    given = read_consents(connection, parse_receipt(receipts[0].body).context)
+    context = parse_receipt(receipts[0].body).context
+    given = read_consents(connection, context)
     consents = tuple(given[name] for name in assignment.names)
     if isinstance(kept, FormerProof):
         values = np.frombuffer(read_release(connection, study, number, release.values), dtype="<i8").astype(np.int64)
         shown = kept.countersigned, kept.coordinator
         return FormerReleaseProof(assignment.to_bytes(), kept.keys, tuple(receipts), *shown, consents, values), None
     total, agreed = read_total(connection, study, number, found.total), read_agreed(connection, study, number)
+    fixed = _sum_of(kept.fixed)
     proof = ReleaseProof(
         assignment=assignment.to_bytes(),
         receipts=tuple(receipts),
         countersigned=kept.countersigned,
         coordinator=kept.coordinator,
         fixed=kept.fixed,
-        checks=tuple(_checks(study, assignment, receipts, kept.fixed, read_answers(found.answers))),
+        checks=check_bodies(study, assignment, context, receipts, fixed, [words for words, _ in read_answers(found.answers)]),
         consents=consents,
         agreed=tuple(agreed[name] for name in assignment.names),
         total=total,
@@ -104,15 +142,6 @@ def _release(connection: Connection, study: bytes, number: int) -> tuple[Release
     return proof, total
 
 
-def _checks(
-    study: bytes,
-    assignment: Assignment,
-    receipts: Sequence[SignedReceipt],
-    fixed: Signed,
-    answers: Sequence[tuple[tuple[int, ...], bytes]],
-) -> Iterator[bytes]:
-    """What every member signed when it answered: the words are kept, the rest is that of the sum."""
-    context, total = parse_receipt(receipts[0].body).context, bytes.fromhex(json.loads(fixed.body)["sum"])
-    rho = challenge(context, [signed.body for signed in receipts], total)
-    for name, (words, _) in zip(assignment.names, answers, strict=True):
-        yield CheckStatement(study, name, assignment.round, assignment.attempt, context, rho, total, words).to_bytes()
+def _sum_of(fixed: Signed) -> bytes:
+    """The digest of a sum in the coordinator's own word on it."""
+    return bytes.fromhex(json.loads(fixed.body)["sum"])

@@ -7,6 +7,7 @@ from typing import cast
 
 from veilsum_coordinator.service.guard import Context, Guard, HeldElsewhere, WrongVersion, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.objects import FROM_DATABASE
 from veilsum_coordinator.service.shared import read_report
 from veilsum_node.addresses import peer_host
 from veilsum_node.errors import HostileInput
@@ -184,8 +185,7 @@ class Coordination(CoordinationServicer):
         def fetch() -> Iterable[bytes]:
             return self._hub.messages(name, request.kind, key, request.round, request.attempt)
 
-        # the mirror alone is read from the database, which may be slow or away; the rest is in memory
-        return await self._hub.journal.outage.call(fetch) if request.kind == pb.OBJECT_KIND_MIRRORED else fetch()
+        return await self._hub.journal.outage.call(fetch) if request.kind in FROM_DATABASE else fetch()
 
     @guarded
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Ack:

@@ -16,7 +16,8 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.observer import StudyObserver
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_coordinator.service.objects import ENCLOSED, Objects, chunk_messages, mirrored_object
+from veilsum_coordinator.results.proof import release_object
+from veilsum_coordinator.service.objects import ENCLOSED, FROM_DATABASE, Objects, chunk_messages, mirrored_object
 from veilsum_coordinator.service.status import StudyEntry, shown_status, study_status
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.messages import roster_object
@@ -30,6 +31,7 @@ from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study, parse_study, study_digest
+from veilsum_privacy.tasks.followed import followed_task
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
@@ -214,6 +216,8 @@ class Hub:
         """
         if kind == pb.OBJECT_KIND_MIRRORED:
             return [mirrored_object(self.journal.mirror, name, number)]
+        if kind == pb.OBJECT_KIND_RELEASE:
+            return [self._release(name, key, number)]
         with self.changed:
             return self._objects.pieces(self._entry(key), name, kind, number, attempt)
 
@@ -223,10 +227,31 @@ class Hub:
         Raises:
             HostileInput: there is none for this caller.
         """
-        if kind == pb.OBJECT_KIND_MIRRORED:
-            return chunk_messages([mirrored_object(self.journal.mirror, name, number)])
+        if kind in FROM_DATABASE:
+            return chunk_messages(self.pieces(name, kind, key, number, attempt))
         with self.changed:
             return self._objects.messages(self._entry(key), name, kind, number, attempt)
+
+    def _release(self, name: str, key: bytes, number: int) -> bytes:
+        """A released round, for a member of a study that declares its steps; no other study shows its sums to members."""
+        with self.changed:
+            machine = self._entry(key).machine
+            if machine.roster is None or name not in machine.roster.names or followed_task(machine.agreed) is None:
+                raise HostileInput("The caller has no part in a study whose members take its steps.")
+            found, data = self._objects.released.get(key, (0, b""))
+            agreed, members = machine.agreed, len(machine.roster.names)
+        return data if found == number else release_object(self.journal.database, agreed, members, number)
+
+    def keep_release(self, key: bytes, number: int) -> None:
+        """A round was released: what all members fetch of it next is put together once. Reads the database."""
+        with self.changed:
+            machine = self._entry(key).machine
+            if followed_task(machine.agreed) is None:
+                return
+            agreed, members = machine.agreed, len(machine.members.fixed_roster().names)
+        data = release_object(self.journal.database, agreed, members, number)
+        with self.changed:
+            self._objects.released[key] = number, data
 
     def enclose(self, name: str, directive: pb.Directive) -> pb.Directive:
         """A directive with what its answer needs, if that is small enough to come along: it saves the participant a call."""
@@ -235,6 +260,12 @@ class Hub:
             return directive
         with self.changed:
             try:
+                agreed = self._entry(directive.study).machine.agreed
+                if kind == pb.OBJECT_KIND_BROADCAST and directive.round > 1 and followed_task(agreed) is not None:
+                    number, data = self._objects.released.get(bytes(directive.study), (0, b""))
+                    if number == directive.round - 1 and len(data) <= CHUNK_BYTES:  # members make the broadcast of it
+                        directive.object = data
+                    return directive
                 found = self.pieces(name, kind, directive.study, directive.round, directive.attempt)
             except HostileInput:  # it is not open any more
                 return directive

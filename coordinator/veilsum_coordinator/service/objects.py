@@ -20,10 +20,19 @@ ENCLOSED = {
 """The object that comes along with a directive, if it is small enough."""
 
 
+FROM_DATABASE = (pb.OBJECT_KIND_MIRRORED, pb.OBJECT_KIND_RELEASE)
+"""What is read from the database when it is asked for, which may be slow or away; the rest is in memory."""
+
+
 class Objects:
-    """Serialises what participants fetch; what is the same for all members of a study, once."""
+    """Serialises what participants fetch; what is the same for all members of a study, once.
+
+    Attributes:
+        released: number and object of the last release, of studies whose members take the steps.
+    """
 
     def __init__(self) -> None:
+        self.released: dict[bytes, tuple[int, bytes]] = {}
         self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # as last sent
         self._cut: dict[tuple[bytes, int], tuple[object, list[bytes]]] = {}  # the same in messages
 
@@ -85,6 +94,7 @@ class Objects:
 
     def forget(self, key: bytes) -> None:
         """Let go of a study's objects."""
+        self.released.pop(key, None)
         for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
             self._shown.pop((key, kind), None)
             self._cut.pop((key, kind), None)

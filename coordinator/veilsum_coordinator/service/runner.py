@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.federation import PIECE, Federation, Release, StoredBlocks, read_release
+from veilsum_coordinator.parts.federation import Federation, Release, StoredBlocks, read_release
 from veilsum_coordinator.parts.networks import checkpoint_result
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
@@ -42,6 +42,7 @@ from veilsum_privacy.results.result import Result, checkpoint_directory, remove_
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import RoundPlan
+from veilsum_privacy.training.long_arrays import PIECE
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -166,6 +167,7 @@ class HubFederation(Federation):
         del values, opened  # they are as long as the release
         if 8 * size >= LONG:
             give_back_freed()
+        self._hub.journal.outage.wait(lambda: self._hub.keep_release(self._key, current.number))
         with self._hub.change(self._key) as machine:
             machine.released(current)
         self._round = current.number

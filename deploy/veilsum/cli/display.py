@@ -20,7 +20,7 @@ from veilsum_node.process.console import moment, print_fields, print_json, print
 if TYPE_CHECKING:
     from veilsum.remote import RoundInfo, StudyInfo
     from veilsum.verification import Look, Verified
-    from veilsum_privacy.results.proof_check import ProofFault
+    from veilsum_privacy.results.release_check import ProofFault
     from veilsum_privacy.results.result import Result
 
 

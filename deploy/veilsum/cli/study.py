@@ -204,7 +204,7 @@ def verify(
     from veilsum.verification import RepetitionFault, verify_result
     from veilsum_node.identity.certificate import load_authority
     from veilsum_node.identity.tls import AUTHORITY_FILE
-    from veilsum_privacy.results.proof_check import ProofFault
+    from veilsum_privacy.results.release_check import ProofFault
 
     if not 0 <= tolerance <= LARGEST_TOLERANCE:
         raise Misuse(f"A tolerance lies between 0 and {LARGEST_TOLERANCE:g}.", "For example --tolerance 1e-9.")

@@ -92,6 +92,7 @@ class ObjectKind(IntEnum):
     FIXED = 5
     ANSWERS = 6
     MIRRORED = 7
+    RELEASE = 8
 
 
 class SharedMetric(IntEnum):
@@ -260,6 +261,28 @@ class AnswersObject(Message):
 
     grows: ClassVar[bool] = True
     answers: tuple[MemberAnswer, ...] = several(1, MemberAnswer, MOST_MEMBERS)
+
+
+@dataclass(frozen=True)
+class MemberConsent(Message):
+    """A member's check words, its consent, and the signature that went with it."""
+
+    grows: ClassVar[bool] = True
+    words: tuple[int, ...] = numbers(1, 64)
+    consent: bytes = octets(2, DIGEST)
+    signature: bytes = octets(3, SIGNATURE)
+
+
+@dataclass(frozen=True)
+class ReleaseObject(Message):
+    """A released round: what its members were shown and gave, and the sum as it opened."""
+
+    grows: ClassVar[bool] = True
+    assignment: bytes = octets(1, CHUNK_BYTES)
+    fixed: FixedObject = one(2, FixedObject)
+    certificate: bytes = octets(3, CERTIFICATE)
+    members: tuple[MemberConsent, ...] = several(4, MemberConsent, MOST_MEMBERS)
+    total: bytes = octets(5, MAX_OBJECT_BYTES)
 
 
 @dataclass(frozen=True)

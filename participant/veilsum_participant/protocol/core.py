@@ -16,6 +16,7 @@ from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions
+from veilsum_participant.protocol.following import Following
 from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.openings import Consent, Openings, Shown
 from veilsum_participant.protocol.payloads import Payload
@@ -61,6 +62,7 @@ class ParticipantCore:
         self.membership = Membership(site)
         self.contributions = Contributions(site)
         self.openings = Openings(site)
+        self.following = Following(site)
 
     def catch_up(self, channel: Channel) -> list[int]:
         """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
@@ -249,7 +251,11 @@ class ParticipantCore:
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) != (directive.round, directive.attempt):
             raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
-        broadcast = _needed(directive, ObjectKind.BROADCAST, channel)
+        broadcast = self.following.broadcast(
+            key, assignment, directive.object, lambda kind, number, attempt: channel.fetch(kind, key, number, attempt)
+        )
+        if broadcast is None:
+            broadcast = _needed(directive, ObjectKind.BROADCAST, channel)
         payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)

@@ -13,6 +13,7 @@ from veilsum_participant.protocol.open_studies import check_directory, load_open
 from veilsum_participant.protocol.policy import mask_faults, member_faults, refuse
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import took_part
+from veilsum_participant.store.followed import drop_followed
 from veilsum_participant.store.kept import drop_states
 from veilsum_participant.store.pending import find_pending, pending_studies
 from veilsum_participant.store.retirement import forget_ended
@@ -172,6 +173,7 @@ class Membership:
                 return
             give_up_open(connection, site, key)
             drop_states(connection, key)
+            drop_followed(connection, key)
             change_study(
                 connection,
                 key,

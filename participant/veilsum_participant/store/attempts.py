@@ -101,6 +101,9 @@ _TALLY = (
 )
 
 
+_PAID_ATTEMPT = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.state.in_(PAID), _PRESENT)
+
+
 def add_attempt(connection: Connection, **values: Any) -> None:
     """Store a new attempt."""
     connection.execute(_ADD_ATTEMPT, values)
@@ -109,6 +112,12 @@ def add_attempt(connection: Connection, **values: Any) -> None:
 def find_attempt(connection: Connection, study: bytes, attempt: int) -> AttemptRow | None:
     """The attempt's row."""
     return one_row(AttemptRow, connection.execute(_ATTEMPT, {"study": study, "attempt": attempt}))
+
+
+def paid_attempt(connection: Connection, study: bytes, number: int) -> int | None:
+    """The attempt of a round that the site consented to, if it consented to one."""
+    found = connection.execute(_PAID_ATTEMPT, {"study": study, "round": number}).scalar()
+    return None if found is None else int(found)
 
 
 def find_context(connection: Connection, context: bytes) -> AttemptRow | None:

@@ -54,6 +54,7 @@ CODES: Mapping[str, str] = {
     "asked-too-often": "An analyst asked too often in a day whether a budget allows a study",
     "too-many-lost-charges": "Too many releases were paid for and never seen",
     "receipt-invalid": "A receipt was wrong",
+    "broadcast-not-followed": "The model did not follow from the sums that were released",
     "weights-not-accepted": "The weights of the sites are not accepted here",
     "roster-invalid": "The list of the sites that take part was wrong",
     "keys-invalid": "The keys of the study were wrong",

@@ -24,9 +24,11 @@ from veilsum_privacy.securesum.check_words import (
     verify_check_words,
     verify_sum,
 )
+from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
+from veilsum_privacy.securesum.opened_sums import opened_from_bytes
 from veilsum_privacy.securesum.opening import Contribution, open_words
 from veilsum_privacy.securesum.packed import packed_blocks
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
@@ -77,6 +79,27 @@ def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contributio
     return Contribution(share, coefficients_from_bytes(data[cut:], plan.words, plan.ring))
 
 
+def check_bodies(
+    study: bytes,
+    assignment: Assignment,
+    context: bytes,
+    receipts: Sequence[SignedReceipt],
+    fixed: bytes,
+    words: Sequence[tuple[int, ...]],
+) -> tuple[bytes, ...]:
+    """What every member signed when it answered with these words about this sum, in the cohort's order.
+
+    Raises:
+        HostileInput: not one answer of each member.
+    """
+    if len(words) != len(assignment.names):
+        raise HostileInput("There is not exactly one answer of each member of the cohort.")
+    rho = challenge(context, [signed.body for signed in receipts], fixed)
+    about = assignment.round, assignment.attempt, context, rho, fixed
+    pairs = zip(assignment.names, words, strict=True)
+    return tuple(CheckStatement(study, name, *about, own).to_bytes() for name, own in pairs)
+
+
 def verify_evidence(
     evidence: Evidence,
     plan: OneTimePlan,
@@ -101,6 +124,44 @@ def verify_evidence(
     Raises:
         HostileInput: the first thing that does not hold.
     """
+    total = total_from_bytes(evidence.total, plan)
+    said = _held(evidence, plan, study, context, cohort, coordinator, total)
+    words = open_words(total, plan, context, evidence.consents, total.coefficients)
+    answers = [item.words for item in said]
+    verify_check_words(words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
+    return unmask_values(words, plan, context, evidence.consents)
+
+
+def verify_opened(
+    evidence: Evidence,
+    plan: OneTimePlan,
+    study: bytes,
+    context: bytes,
+    cohort: Sequence[Identity],
+    coordinator: Identity,
+) -> Integers:
+    """The same of evidence whose total is a sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
+
+    Raises:
+        HostileInput: the first thing that does not hold.
+    """
+    opened = opened_from_bytes(evidence.total, plan, context, evidence.consents)
+    said = _held(evidence, plan, study, context, cohort, coordinator, opened.total)
+    answers = [item.words for item in said]
+    verify_check_words(opened.words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
+    return opened.values
+
+
+def _held(
+    evidence: Evidence,
+    plan: OneTimePlan,
+    study: bytes,
+    context: bytes,
+    cohort: Sequence[Identity],
+    coordinator: Identity,
+    total: Contribution,
+) -> tuple[CheckStatement, ...]:
+    """What the members answered, if everything that is signed holds and is about this sum."""
     sizes = {len(evidence.receipts), len(evidence.checks), len(evidence.consents), len(evidence.agreed), len(cohort)}
     if sizes != {plan.cohort}:
         raise HostileInput("There is not exactly one receipt, answer, consent and signature of each member of the cohort.")
@@ -109,14 +170,10 @@ def verify_evidence(
     ]
     for receipt, consent in zip(receipts, evidence.consents, strict=True):
         receipt.hold(consent)
-    total = total_from_bytes(evidence.total, plan)
     said = _answers(evidence, plan, receipts, total.digest(plan, context), cohort)
     _fixed(evidence, said[0], coordinator)
     _agreed(evidence, said, cohort)
-    words = open_words(total, plan, context, evidence.consents, total.coefficients)
-    answers = [item.words for item in said]
-    verify_check_words(words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
-    return unmask_values(words, plan, context, evidence.consents)
+    return said
 
 
 def _answers(

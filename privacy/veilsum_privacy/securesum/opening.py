@@ -6,7 +6,7 @@ opens it, and finds the same words or refuses for the same reason, wherever that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -113,18 +113,35 @@ def open_words(
         HostileInput: not a sum of exactly this cohort: of another form or size, its keys do not open, or it shows more error
             than contributions of so many leave.
     """
+    words = np.empty(plan.words, dtype=np.uint64) if into is None else into
+    for part, _, found in open_phases(total, open_keys_of(total, plan, context, consents), plan, context):
+        words[part] = found
+    return words
+
+
+def open_keys_of(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Integers:
+    """The (N,) sum of the keys of a sum, its form checked; arguments and errors as of :func:`open_words`."""
     if len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort.")
     check_contribution(total, plan)
-    keys = open_keys(total.share, plan.ring, context, consents)
-    multiplier = KeyProducts if is_installed() else IntegerProducts
-    words = np.empty(plan.words, dtype=np.uint64) if into is None else into
+    return open_keys(total.share, plan.ring, context, consents)
+
+
+def open_phases(
+    total: Contribution, keys: Integers, plan: OneTimePlan, context: bytes
+) -> Iterator[tuple[slice, Words, Words]]:
+    """Coefficients of a sum less the products of its keys, below q, and the words that they round to: of some places each."""
     prime = np.uint64(plan.ring.prime)
-    for part, pads in common_products(keys, context, plan.ring, plan.words, multiplier):
+    for part, pads in key_pads(keys, plan, context):
         phase = total.coefficients[part] + prime - pads
         phase -= prime * (phase >= prime)
-        words[part] = _rounded(phase, plan.ring, plan.cohort)
-    return words
+        yield part, phase, _rounded(phase, plan.ring, plan.cohort)
+
+
+def key_pads(keys: Integers, plan: OneTimePlan, context: bytes) -> Iterator[tuple[slice, Words]]:
+    """The products of the common polynomials and a sum of keys (N,), below q: some words' places, and as many numbers."""
+    multiplier = KeyProducts if is_installed() else IntegerProducts
+    return common_products(keys, context, plan.ring, plan.words, multiplier)
 
 
 def _rounded(phase: Words, ring: RingParameters, members: int) -> Words:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
@@ -64,3 +65,17 @@ class FeatureMeans(RowTask[FeatureMeansParameters]):
         if self._classes is not None and record.label is not None:
             counted = placed(p.count_weight, where(used, record.label, -1), self._classes)
         return joined(counted, clipped(p, record, used) * p.sum_weight)
+
+
+def released_mean(counts: Floats, sums: Floats, noise: float, bound: float) -> Floats:
+    """The noised mean (d,), within the bounds of what it is of.
+
+    Args:
+        counts: (1,) or (K,) of records, released.
+        sums: (d,) of their features.
+        noise: standard deviation of each count.
+        bound: of a feature.
+    """
+    count = max(float(counts.sum()), noise * math.sqrt(len(counts)), 1e-9)
+    centre: Floats = np.clip(sums / count, -bound, bound)
+    return centre

@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import HostileInput, Misuse, told_as
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, every, finite, joined, lookup, only, symbol, where
+from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import FactorTask
+from veilsum_privacy.study.study import Study, TaskDeclaration
+from veilsum_privacy.tasks.base import FactorTask, Task
 from veilsum_privacy.tasks.feature_rows import clipped, usable
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS, centre_of, class_weights
 from veilsum_privacy.tasks.layout import Block, Layout
@@ -25,6 +27,7 @@ from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
 from veilsum_privacy.training.gradients import ModelGradient
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+from veilsum_privacy.training.server_steps import ServerSteps, stated_weights
 
 COUNT_WEIGHT = 2.0**-7
 """Weight of the count against C: small, so that it hardly lengthens a record's vector."""
@@ -45,6 +48,8 @@ class GradientParameters(PartParameters):
         outcome: what is trained on in place of classes, by models linear and mlp of the schema's own features; None for
             classes.
         class_weights: whether a record's clipped gradient is multiplied by its class's weight, which is broadcast.
+        steps: how the broadcast follows from the releases before it, where every member takes the steps itself
+            (:mod:`~veilsum_privacy.tasks.followed`); None where it takes what the coordinator sends.
     """
 
     model: ModelSpec
@@ -53,6 +58,7 @@ class GradientParameters(PartParameters):
     count: bool = False
     outcome: Outcome | None = Field(default=None, exclude_if=lambda stated: stated is None)
     class_weights: bool = Field(default=False, exclude_if=lambda asked: not asked)  # studies signed before do not state it
+    steps: ServerSteps | None = Field(default=None, exclude_if=lambda stated: stated is None)
 
 
 class TrainedRecord(NamedTuple):
@@ -130,6 +136,34 @@ class Gradient(FactorTask[GradientParameters]):
             check_resolved(parameters.model)
             self._architecture = build_architecture(parameters.model, self.dimension, self._classes)
         self._gradient = ModelGradient(self._architecture, outcome=self._loss)
+
+    def check(self, declared: TaskDeclaration, study: Study, source: Task[Any] | None) -> None:
+        super().check(declared, study, source)
+        if self.parameters.steps is not None:
+            self._check_steps_declared(declared, study, self.parameters.steps)
+
+    def _check_steps_declared(self, declared: TaskDeclaration, study: Study, steps: ServerSteps) -> None:
+        """Insist that all that the study's rounds broadcast follows from its releases by what it declares."""
+        p, what = self.parameters, f"Task {declared.label!r} declares its steps"
+        before = [other for other in study.tasks if other.label != declared.label]
+        by_classes = isinstance(steps.class_weights, str) and steps.class_weights != "none"
+        if study.privacy.noise == "none" or p.count:
+            raise HostileInput(f"{what}, which only a study with noise does.")
+        if p.outcome is not None or p.alignment is not None or isinstance(study.encoder, Projection):
+            raise HostileInput(f"{what}, which a study of outcomes, aligned features or a projection does not.")
+        if [other.task for other in before] != ["feature-means"] * bool(p.centre) or study.tasks[-1].label != declared.label:
+            raise HostileInput(f"{what}: it takes a release of means before it if features are centred, and no other.")
+        if any(other.releases != 1 or other.disclosure != "joint" for other in before):
+            raise HostileInput(f"{what}: means are released once, as one sum.")
+        if p.class_weights != (steps.class_weights != "none") or by_classes > any(
+            other.parameters.get("classes") for other in before
+        ):
+            raise HostileInput(f"{what} with other class weights than it computes by, or than its means tell.")
+        if steps.steps != declared.releases or (steps.travel is None) == (steps.optimiser.learning_rate is None):
+            raise HostileInput(f"{what}, but another number of them than of its releases, or not one learning rate.")
+        if not isinstance(steps.class_weights, str):
+            with told_as(HostileInput, ConfigurationError, what=what):
+                stated_weights(steps.class_weights, self.schema.classes, "a study")
 
     def layout(self) -> Layout:
         blocks = [Block(MODEL + name, shape) for name, shape in self._architecture.shapes().items()]

@@ -1,0 +1,128 @@
+"""In a study that declares its steps a site takes them itself: the broadcast of a round is what it computed, or refused.
+
+Between two rounds it is shown the sum of the last one with all that its members signed, opens and verifies it as whoever
+verifies a result does, takes the step, and keeps the model durably. So it needs nobody's word for the model: the digest in
+the next context is that of its own, and who was shown another sum has another context, in which no mask cancels. All of this
+is before an attempt: no record is read, and nothing reserved or charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from veilsum_node.errors import Damage, HostileInput, Refusal, RefusalCode, raising
+from veilsum_participant.boundary import front as says
+from veilsum_participant.boundary.encoding import read
+from veilsum_participant.boundary.front import ObjectKind
+from veilsum_participant.protocol.open_studies import OpenStudy, load_open_study
+from veilsum_participant.site import Site
+from veilsum_participant.store.attempts import paid_attempt
+from veilsum_participant.store.followed import find_followed, keep_followed
+from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart
+from veilsum_privacy.results.release_check import CheckedRoster, MemberPart, ReleaseParts, ReleaseRules
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest
+from veilsum_privacy.tasks.followed import FollowedModel, followed_task
+
+Fetch = Callable[[ObjectKind, int, int], bytes]
+"""Gets an object of the study by kind, round and attempt."""
+
+
+class Following:
+    """What a site broadcasts to itself."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def broadcast(self, key: bytes, assignment: Assignment, enclosed: bytes | None, fetch: Fetch) -> bytes | None:
+        """The broadcast of an assignment as this site computed it; None if the study does not declare its steps.
+
+        Args:
+            key: the study's digest.
+            assignment: what the site is asked to contribute to.
+            enclosed: what came along with it: the release of the round before, or None.
+            fetch: gets what the coordinator holds.
+
+        Raises:
+            Refusal: a release that is shown does not hold, or the assignment names another broadcast than follows from the
+                releases. The site keeps what it had verified.
+        """
+        site = self._site
+        with site.database.reading() as connection:
+            opened = load_open_study(connection, site, key)
+            task = followed_task(opened.agreed)
+            if task is None:
+                return None
+            kept = find_followed(connection, key)
+        rules = ReleaseRules(
+            CheckedRoster(opened.agreed, opened.roster(site), site.credentials.authority), None if kept is None else kept.marks
+        )
+        model = FollowedModel(task, None if kept is None else _arrays(kept.model))
+        if rules.round >= assignment.round:
+            raise Refusal(RefusalCode.ROUND, "This site has seen the release of that round.")
+        try:
+            while rules.round < assignment.round - 1:
+                number = rules.round + 1
+                data = enclosed if enclosed and number == assignment.round - 1 else fetch(ObjectKind.RELEASE, number, 0)
+                self._take(opened, rules, model, data)
+            own = b"".join(model.broadcast(assignment.label))
+            if broadcast_digest(own) == assignment.broadcast:
+                return own
+            if model.taken or assignment.label != task.label:
+                raise HostileInput("The round's broadcast is not the step from the released sums.")
+            data = fetch(ObjectKind.BROADCAST, assignment.round, assignment.attempt)
+            if broadcast_digest(data) != assignment.broadcast:
+                raise HostileInput("The broadcast is not the one that the assignment names.")
+            model.begin_with(data)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.BROADCAST, error.message) from error
+        self._keep(key, rules, model)
+        return data
+
+    def _take(self, opened: OpenStudy, rules: ReleaseRules, model: FollowedModel, data: bytes) -> None:
+        """Verify the next release, take the step, and keep the model.
+
+        Raises:
+            HostileInput: it does not hold, is another attempt's than this site consented to, or was made of another broadcast.
+        """
+        found = rules.follow(_parts(data))
+        assignment = found.assignment
+        with self._site.database.reading() as connection:
+            paid = paid_attempt(connection, opened.digest, assignment.round)
+        if paid not in (None, assignment.attempt):
+            raise HostileInput("The release is of another attempt than this site consented to.")
+        if assignment.broadcast != broadcast_digest(model.broadcast(assignment.label)):
+            raise HostileInput("The release was made of a broadcast that does not follow from those before it.")
+        model.take(assignment.label, found.values, len(assignment.names))
+        self._keep(opened.digest, rules, model)
+
+    def _keep(self, key: bytes, rules: ReleaseRules, model: FollowedModel) -> None:
+        with self._site.database.transaction() as connection:
+            keep_followed(connection, key, rules.marks, model.to_pieces())
+
+
+def _parts(data: bytes) -> ReleaseParts:
+    shown = read(data, says.ReleaseObject)
+    word, fixed = shown.fixed.countersigned, shown.fixed.fixed
+    return ReleaseParts(
+        shown.assignment,
+        [ReceiptPart(item.payload, item.number, item.head, item.consent, item.signature) for item in shown.fixed.receipts],
+        WordPart(word.entry, word.head, word.signature),
+        fixed.sum,
+        fixed.signature,
+        shown.certificate,
+        [MemberPart(item.words, item.consent, item.signature) for item in shown.members],
+        shown.total,
+    )
+
+
+def _arrays(data: bytes) -> Mapping[str, NDArray[Any]]:
+    with raising(
+        Damage("The model that this site kept of a study cannot be read.", "Restore a backup."),
+        on=(SafetensorError, ValueError),
+    ):
+        return load(data)

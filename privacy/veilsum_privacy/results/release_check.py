@@ -1,0 +1,357 @@
+"""Checks one release of a study after the other: that its sum is of the context, cohort and consents that its proof holds.
+
+Whoever verifies a result does, and members of a study whose steps they take themselves. What the authority issued is taken for
+granted, and nothing else: every digest and context is computed anew. Certificates may have expired since, but must have been
+valid at some time of the study's life.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from cryptography import x509
+
+from veilsum_aggregation.arrays import Integers
+from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_node.identity import Identity, Role
+from veilsum_node.identity.certificate import issued
+from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.ledger.receipts import (
+    Receipt,
+    ReceiptPart,
+    SignedReceipt,
+    WordPart,
+    parse_countersignature,
+    verify_countersignature,
+    verify_receipt,
+    whole_receipts,
+    whole_word,
+)
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.results.proof_files import ReleaseProof, release_digest, round_file
+from veilsum_privacy.results.sum_evidence import check_bodies, verify_evidence, verify_opened
+from veilsum_privacy.securesum.check_words import Signed, SumStatement
+from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
+from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
+
+
+class ProofFault(HostileInput):
+    """A part of a proof does not hold.
+
+    Args:
+        where: the file.
+        what: is wrong, in one sentence.
+    """
+
+    def __init__(self, where: str, what: str, advice: str = "") -> None:
+        super().__init__(f"{where}: {what}", advice)
+        self.where, self.what = where, what
+
+
+@contextmanager
+def part(where: str, what: str = "") -> Iterator[None]:
+    """Whatever is wrong inside is a fault of this file; ``what`` says of which part of it."""
+    try:
+        yield
+    except ProofFault:
+        raise
+    except VeilsumError as error:
+        raise ProofFault(where, f"{what} {error.message}".strip(), error.advice) from error
+
+
+class RoundShape(Protocol):
+    """What a plan of a round says in every version of the protocol."""
+
+    @property
+    def task(self) -> AgreedTask: ...
+    @property
+    def noise(self) -> NoisePlan: ...
+
+
+class SignedProof(Protocol):
+    """What a proof holds in every version of the protocol."""
+
+    @property
+    def receipts(self) -> Sequence[SignedReceipt]: ...
+    @property
+    def countersigned(self) -> SignedReceipt: ...
+    @property
+    def coordinator(self) -> bytes: ...
+    @property
+    def consents(self) -> Sequence[bytes]: ...
+
+
+@dataclass(frozen=True)
+class CheckedRoster:
+    """A signed study and its verified roster.
+
+    Attributes:
+        agreed: the study as signed, and what follows from it.
+        roster: every member's enrolment verified.
+        authority: the federation's.
+    """
+
+    agreed: AgreedStudy
+    roster: Roster
+    authority: x509.Certificate = field(repr=False)
+
+    @property
+    def study(self) -> Study:
+        """As signed."""
+        return self.agreed.study
+
+    @property
+    def digest(self) -> bytes:
+        """The study's name in the protocol."""
+        return self.agreed.digest
+
+
+@dataclass(frozen=True)
+class CheckedRelease:
+    """A release whose values are those that its sum opens to; or, in a former result, what its decryptors signed for.
+
+    Attributes:
+        assignment: of its attempt.
+        task: that was summed.
+        values: (size,) in grid units.
+        digest: of the release.
+        numbers: of its receipts, by member.
+        decryptors: who signed for it; none since version 6 of the protocol.
+    """
+
+    assignment: Assignment
+    task: AgreedTask
+    values: Integers = field(repr=False)
+    digest: bytes
+    numbers: Mapping[str, int] = field(repr=False)
+    decryptors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemberPart:
+    """What a member gave for a release.
+
+    Attributes:
+        words: its answer to the challenge.
+        consent: 32 bytes.
+        agreed: its signature under the consent statement.
+    """
+
+    words: tuple[int, ...] = field(repr=False)
+    consent: bytes = field(repr=False)
+    agreed: bytes
+
+
+class ReleaseParts(NamedTuple):
+    """What of a release's proof does not follow from the study and the assignment; nothing of it is verified.
+
+    Attributes:
+        assignment: canonical JSON.
+        receipts: of the cohort, in its order.
+        countersigned: the coordinator's word on them.
+        fixed: digest of the sum.
+        signature: under the coordinator's word on that.
+        coordinator: its certificate, DER.
+        members: of the cohort, in its order.
+        opened: the sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
+    """
+
+    assignment: bytes
+    receipts: Sequence[ReceiptPart]
+    countersigned: WordPart
+    fixed: bytes
+    signature: bytes
+    coordinator: bytes
+    members: Sequence[MemberPart]
+    opened: bytes
+
+
+class ReleaseRules:
+    """Checks a study's releases one after the other: each by itself, and that none is missing, repeated or beyond the study.
+
+    Args:
+        checked: the study and its roster.
+        marks: of an earlier object, to go on after its last release.
+    """
+
+    def __init__(self, checked: CheckedRoster, marks: Mapping[str, Any] | None = None) -> None:
+        marks = marks or {"round": 0, "attempt": 0, "released": [], "numbers": {}}
+        self._checked = checked
+        self._round, self._attempt = int(marks["round"]), int(marks["attempt"])
+        # by label and member, as each participant counts its own
+        self._released = Counter({(str(label), str(name)): int(count) for label, name, count in marks["released"]})
+        self._numbers = {str(name): int(number) for name, number in marks["numbers"].items()}  # of each one's last receipt
+
+    @property
+    def marks(self) -> dict[str, Any]:
+        """What the next release is held to, as JSON values."""
+        released = [[*key, count] for key, count in sorted(self._released.items())]
+        return {"round": self._round, "attempt": self._attempt, "released": released, "numbers": self._numbers}
+
+    @property
+    def round(self) -> int:
+        """Number of the last release."""
+        return self._round
+
+    def follow(self, parts: ReleaseParts) -> CheckedRelease:
+        """Check the next release, of which nothing is known but these parts.
+
+        Raises:
+            ProofFault: the first thing that is wrong.
+        """
+        where = round_file(self._round + 1)
+        assignment, task = self._assignment(where, self._round + 1, None, parts.assignment)
+        with part(where, "What was signed does not hold:"):
+            proof = self._whole(assignment, task, parts)
+        values, receipts, digest = self._opened(where, assignment, task, proof, verify=verify_opened)
+        return self._passed(assignment, task, values, digest, receipts)
+
+    def _whole(self, assignment: Assignment, task: AgreedTask, parts: ReleaseParts) -> ReleaseProof:
+        """The proof, with the texts that each party signed if it signed for this attempt."""
+        checked, study, names = self._checked, self._checked.study, assignment.names
+        plan = task.plan(len(checked.roster.names), len(names))
+        context, none = context_digest(plan, checked.roster, assignment), bytes(32)
+        mechanism, about = Mechanism.of(task.declaration, plan.noise), (assignment.round, assignment.attempt, context)
+        own = Receipt(
+            checked.digest, "", *about, none, 1, none, study.dataset, mechanism, study.privacy.unit, len(names), none
+        )
+        receipts = whole_receipts(tuple(parts.receipts), own, names)
+        word = whole_word(parts.countersigned, own, study.coordinator, receipts)
+        fixed = SumStatement(checked.digest, study.coordinator, *about, parts.fixed).to_bytes()
+        words = [item.words for item in parts.members]
+        return ReleaseProof(
+            assignment.to_bytes(),
+            receipts,
+            word,
+            parts.coordinator,
+            Signed(fixed, parts.signature),
+            check_bodies(checked.digest, assignment, context, receipts, parts.fixed, words),
+            tuple(item.consent for item in parts.members),
+            tuple(item.agreed for item in parts.members),
+            parts.opened,
+        )
+
+    def _passed(
+        self,
+        assignment: Assignment,
+        task: AgreedTask,
+        values: Integers,
+        digest: bytes,
+        receipts: Sequence[Receipt],
+        decryptors: tuple[str, ...] = (),
+    ) -> CheckedRelease:
+        numbers = {receipt.participant: receipt.number for receipt in receipts}
+        self._round, self._attempt = assignment.round, assignment.attempt
+        self._released.update((assignment.label, name) for name in assignment.names)
+        self._numbers |= numbers
+        return CheckedRelease(assignment, task, values, digest, numbers, decryptors)
+
+    def _opened(
+        self,
+        where: str,
+        assignment: Assignment,
+        task: AgreedTask,
+        proof: ReleaseProof,
+        named: bytes | None = None,
+        verify: Callable[..., Integers] = verify_evidence,
+    ) -> tuple[Integers, list[Receipt], bytes]:
+        """The values that the sum opens to, whoever says what of them; with receipts and digest."""
+        checked = self._checked
+        with part(where, "The context cannot be computed:"):
+            plan = task.plan(len(checked.roster.names), len(assignment.names))
+            context = context_digest(plan, checked.roster, assignment)
+        receipts, coordinator = self._receipts(where, assignment, plan, context, proof, 6)
+        cohort = [checked.roster.member(name).identity for name in assignment.names]
+        with part(where, "The sum does not hold:"):
+            values = verify(proof.evidence, plan.encoding, checked.digest, context, cohort, coordinator)
+            digest = self._digest(assignment, values, named)
+        return values, receipts, digest
+
+    def _digest(self, assignment: Assignment, values: Integers, named: bytes | None) -> bytes:
+        """The release's digest; of these values, if it was named before."""
+        found = release_digest(
+            self._checked.digest, assignment.round, assignment.attempt, values.astype("<i8", copy=False).tobytes()
+        )
+        if named not in (None, found):
+            raise HostileInput("They are not those whose digest the manifest names.")
+        return found
+
+    def _assignment(self, where: str, number: int, label: str | None, data: bytes) -> tuple[Assignment, AgreedTask]:
+        study, roster = self._checked.study, self._checked.roster
+        with part(where, "The assignment does not hold:"):
+            assignment = parse_assignment(data)
+            if assignment.round != number or label not in (None, assignment.label):
+                raise HostileInput("It is for a different round or task than the manifest names.")
+            if assignment.attempt <= self._attempt:
+                raise HostileInput("Its attempt is older than that of the round before it.")
+            names = assignment.names
+            if list(names) != [name for name in roster.names if name in names] or len(names) < study.privacy.min_cohort:
+                raise HostileInput("Its cohort is not a part of the roster in the roster's order, or is too small.")
+            task = self._checked.agreed.task(assignment.label)
+            if max(self._released[assignment.label, name] for name in names) >= task.declaration.releases:
+                raise HostileInput(f"The study declares no further release of {assignment.label}.")
+        return assignment, task
+
+    def _receipts(
+        self,
+        where: str,
+        assignment: Assignment,
+        plan: RoundShape,
+        context: bytes,
+        proof: SignedProof,
+        version: int,
+    ) -> tuple[list[Receipt], Identity]:
+        """The cohort's receipts, countersigned, with the consents that they promise; and the coordinator."""
+        checked, study = self._checked, self._checked.study
+        if len(proof.receipts) != len(assignment.names):
+            raise ProofFault(where, "There is not exactly one receipt for each member of the cohort.")
+        mechanism, receipts = Mechanism.of(plan.task.declaration, plan.noise), []
+        for name, signed in zip(assignment.names, proof.receipts, strict=True):
+            with part(where, f"The receipt of {name} does not hold:"):
+                receipt = verify_receipt(signed, checked.roster.member(name).identity, checked.digest, context, version)
+                described = (receipt.round, receipt.attempt, receipt.dataset, receipt.mechanism, receipt.unit)
+                if (*described, receipt.cohort_size) != (
+                    assignment.round, assignment.attempt, study.dataset, mechanism, study.privacy.unit, len(assignment.names)
+                ):  # fmt: skip
+                    raise HostileInput("It describes a different release than this attempt's.")
+                if receipt.number <= self._numbers.get(name, 0):
+                    raise HostileInput("Its number is not above that of the member's receipt before it.")
+            receipts.append(receipt)
+        coordinator = self._countersigned(where, receipts[0], proof)
+        if len(proof.consents) != len(receipts):
+            raise ProofFault(where, "There is not exactly one consent of each member of the cohort.")
+        for receipt, consent in zip(receipts, proof.consents, strict=True):
+            with part(where):
+                receipt.hold(consent)
+        return receipts, coordinator
+
+    def _countersigned(self, where: str, receipt: Receipt, proof: SignedProof) -> Identity:
+        checked, study = self._checked, self._checked.study
+        with part(where, "The coordinator's countersignature does not hold:"):
+            coordinator = certified(proof.coordinator, checked.authority, Role.COORDINATOR, study)
+            if coordinator.name != study.coordinator:
+                raise HostileInput("It is by a different coordinator than the study names.")
+            verify_countersignature(proof.countersigned, coordinator, checked.digest, receipt.context, proof.receipts)
+            word = parse_countersignature(proof.countersigned.body)
+            if (word.round, word.attempt) != (receipt.round, receipt.attempt):
+                raise HostileInput("It is about another round or attempt.")
+        return coordinator
+
+
+def certified(certificate: bytes, authority: x509.Certificate, role: Role, study: Study) -> Identity:
+    """Whom a certificate names, if the authority issued it and it was valid at some time of the study's life."""
+    identity = issued(certificate, authority, role)
+    in_its_time(identity, study)
+    return identity
+
+
+def in_its_time(identity: Identity, study: Study) -> None:
+    """Insist that a certificate was valid at some time of the study's life."""
+    if identity.not_before > study.expires or identity.not_after < study.created:
+        raise HostileInput(f"The certificate of {identity.name} was not valid at any time of the study's life.")

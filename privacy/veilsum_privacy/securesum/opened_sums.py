@@ -1,0 +1,142 @@
+"""A sum as it opened, in few bytes: the sum of the keys, the values, and the errors of the words, in the bits that they take.
+
+Nothing is lost: with the consents all of it gives the sum to the bit as it was added up, key share and coefficients, and so
+the digest that its members answered for. A value takes the bits of its noise, not those of a whole lane and of q over t:
+members who need the sum are sent half of what it was. Who reads it needs nobody's word, for another digest is another sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.key_shares import self_masks
+from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
+from veilsum_privacy.securesum.opening import Contribution, key_pads, open_keys_of, open_phases
+from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
+from veilsum_privacy.securesum.ring import RingParameters
+from veilsum_privacy.securesum.streams import StreamPurpose
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
+
+Words = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+
+_WIDEST = 58
+_HEAD = 9  # bytes: the smallest number, and the width
+
+
+class OpenedSum(NamedTuple):
+    """A sum, and what it opens to with the consents of its cohort.
+
+    Attributes:
+        total: as it was added up.
+        words: the words M (plan.words,) below t, the self-masks of the data still on.
+        values: (size,) in grid units.
+    """
+
+    total: Contribution
+    words: Words
+    values: Integers
+
+
+def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> bytes:
+    """A sum that opens, in few bytes.
+
+    Args:
+        total: the sum of all contributions of the cohort.
+        plan: of the sum.
+        context: the digest c.
+        consents: of every member in the cohort's order, held to its receipt before.
+
+    Raises:
+        HostileInput: it does not open.
+    """
+    keys = open_keys_of(total, plan, context, consents)
+    words, rests = np.empty(plan.words, dtype=np.uint64), np.empty(plan.words, dtype=np.int64)
+    for part, phase, found in open_phases(total, keys, plan, context):
+        words[part], rests[part] = found, (phase - _nearest(found, plan.ring)).view(np.int64)
+    values = unmask_values(words, plan, context, consents)
+    del words
+    rests += np.where(rests < -(plan.ring.prime // 2), plan.ring.prime, 0)  # a word near t is near 0
+    rests -= np.where(rests > plan.ring.prime // 2, plan.ring.prime, 0)
+    return b"".join(map(_packed, (keys, values, rests)))
+
+
+def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> OpenedSum:
+    """The sum of :func:`opened_to_bytes`, and what :func:`.open_words` and :func:`.unmask_values` give of it.
+
+    Whether it is the sum that members answered for is what its digest says.
+
+    Raises:
+        HostileInput: malformed, or nothing that such a sum opens to.
+    """
+    if len(consents) != plan.cohort:
+        raise HostileInput("A sum needs the consent of every member of its cohort.")
+    ring, modulus, prime = plan.ring, plan.ring.plain_modulus, np.uint64(plan.ring.prime)
+    keys, rest = _unpacked(data, ring.degree)
+    values, rest = _unpacked(rest, plan.size)
+    rests, rest = _unpacked(rest, plan.words)
+    if len(rest):
+        raise HostileInput("An opened sum has bytes behind its last number.")
+    if int(np.abs(keys).max()) > ring.most_key(plan.cohort):
+        raise HostileInput("The sum of the one-time keys is larger than keys of this cohort can be.")
+    if int(np.abs(values).max(initial=0)) > plan.reach:
+        raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
+    lanes = pack_lanes(values, plan, plan.cohort * plan.offset, modulus)
+    if not np.array_equal(unpack_lanes(lanes, plan, plan.size), values):
+        raise HostileInput("A value of the sum does not fit its lane.")
+    words = np.concatenate([np.array([plan.cohort], dtype=np.uint64), lanes])
+    del lanes
+    words += self_masks(StreamPurpose.SELF_DATA, context, consents, plan.words, modulus)
+    words %= np.uint64(modulus)
+    bound, most = 1 << ring.share_bits(plan.cohort), ring.most_error(plan.cohort)
+    share = np.append(keys, np.int64(plan.cohort)) % bound
+    masks = self_masks(StreamPurpose.SELF_KEY, context, consents, ring.degree + 1, bound)
+    coefficients = np.empty(plan.words, dtype=np.uint64)
+    if int(np.abs(rests).max()) > most // modulus + 2:
+        raise HostileInput(f"A sum holds more error than {plan.cohort} contributions leave: it is not of exactly this cohort.")
+    for part, pads in key_pads(keys, plan, context):
+        phase = _nearest(words[part], ring) + rests[part].view(np.uint64)
+        error = (phase * np.uint64(modulus) - words[part] * prime).view(np.int64)  # right modulo 2^64, and far below that
+        if int(np.abs(error).max()) > most:
+            raise HostileInput(f"A sum holds more error than {plan.cohort} contributions leave.")
+        coefficients[part] = (phase + prime + pads) % prime  # the phase of a word near 0 may be negative
+    total = Contribution((share.view(np.uint64) + masks) % np.uint64(bound), coefficients)
+    return OpenedSum(total, words, values)
+
+
+def _nearest(words: Words, ring: RingParameters) -> Words:
+    """About q w / t, to 1, by steps that come out alike on every machine; at most q.
+
+    A float64 finds it to 2^8 for the largest q, and what is missing is right modulo 2^64, because it is below 2^60.
+    """
+    prime, modulus = ring.prime, ring.plain_modulus
+    near = np.rint(words.astype(np.float64) * (prime / modulus)).astype(np.uint64)
+    missing = (words * np.uint64(prime) - near * np.uint64(modulus)).view(np.int64)
+    steps: Words = np.rint(missing / modulus).astype(np.int64).view(np.uint64)
+    return near + steps
+
+
+def _packed(numbers: Integers) -> bytes:
+    """Numbers from the smallest one on, which they are less from here on: as long as a sum, they are not held twice."""
+    low = int(numbers.min())
+    width = max(1, (int(numbers.max()) - low).bit_length())
+    numbers -= low
+    return low.to_bytes(8, "little", signed=True) + bytes([width]) + pack_numbers(numbers.view(np.uint64), width)
+
+
+def _unpacked(data: bytes | memoryview, count: int) -> tuple[Integers, memoryview]:
+    """So many numbers, and what stands behind them."""
+    view = memoryview(data)
+    if len(view) < _HEAD or not 1 <= (width := view[8]) <= _WIDEST:
+        raise HostileInput("An opened sum is malformed.")
+    low, end = int.from_bytes(view[:8], "little", signed=True), _HEAD + packed_size(count, width)
+    if abs(low) >= 1 << 60:
+        raise HostileInput("An opened sum has a number out of range.")
+    numbers = unpack_numbers(view[_HEAD:end], count, width, "part of an opened sum").view(np.int64)
+    return numbers + low, view[end:]

@@ -1,0 +1,138 @@
+"""A sum as it opened gives the sum to the bit, in fewer bytes; nothing else in its form is taken for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from support.one_time import Members, Played, make_members, play, shifted, some_vectors
+from support.randomness import SeededRandom
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.results.sum_evidence import total_from_bytes, total_to_bytes, verify_evidence, verify_opened
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.opened_sums import OpenedSum, _nearest, opened_from_bytes, opened_to_bytes
+from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.ring import (
+    RING_2048,
+    RING_2048_FEW,
+    RING_2048_LARGE,
+    RING_4096,
+    RING_4096_FEW,
+    RING_4096_LARGE,
+    RingParameters,
+)
+
+RINGS = [RING_2048_FEW, RING_2048, RING_2048_LARGE, RING_4096_FEW, RING_4096, RING_4096_LARGE]
+
+
+def opened(members: Members, data: bytes) -> OpenedSum:
+    return opened_from_bytes(data, members.plan, members.context, members.consents)
+
+
+def same(one: Contribution, other: Contribution) -> bool:
+    return np.array_equal(one.share, other.share) and np.array_equal(one.coefficients, other.coefficients)
+
+
+@pytest.mark.parametrize("ring", RINGS, ids=lambda ring: f"{ring.degree}-{ring.plain_modulus.bit_length()}")
+@pytest.mark.parametrize(("count", "size", "bound"), [(2, 1, 1), (3, 5000, 1000), (7, 300, 2**20)])
+def test_a_sum_is_what_it_was_to_the_bit(ring: RingParameters, count: int, size: int, bound: int) -> None:
+    """Against what a verifier does with the sum as it was added up: words, values and the sum itself."""
+    members = make_members(count, size, bound, ring)
+    played = play(members, some_vectors(members))
+    words = open_words(played.total, members.plan, members.context, members.consents)
+    values = unmask_values(words, members.plan, members.context, members.consents)
+    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    found = opened(members, data)
+    assert same(found.total, played.total)
+    np.testing.assert_array_equal(found.words, words)
+    np.testing.assert_array_equal(found.values, values)
+    np.testing.assert_array_equal(found.values, played.exact)
+    if size > 1000:  # bounds are reached here; with noise, lanes are wider than what lies in them
+        assert len(data) < 0.9 * len(total_to_bytes(played.total, members.plan))
+
+
+@pytest.mark.parametrize("ring", RINGS, ids=lambda ring: f"{ring.degree}-{ring.plain_modulus.bit_length()}")
+def test_the_nearest_phase_of_a_word_is_exact_to_one(ring: RingParameters) -> None:
+    """Against integers without a bound: at both ends and anywhere between."""
+    random = SeededRandom(b"phases %d" % ring.plain_modulus)
+    t, q = ring.plain_modulus, ring.prime
+    some = [0, 1, 2, t // 2, t // 2 + 1, t - 2, t - 1, *(int.from_bytes(random.bytes(8), "big") % t for _ in range(5000))]
+    for word, near in zip(some, _nearest(np.array(some, dtype=np.uint64), ring).tolist(), strict=True):
+        assert abs(near * t - word * q) <= t
+
+
+def evidence_of(played: Played, data: bytes) -> object:
+    members = played.members
+    evidence = replace(played.evidence, total=data)
+    about = members.plan, members.study, members.context, members.identities, members.coordinator
+    return verify_opened(evidence, *about)
+
+
+def test_evidence_holds_as_that_of_the_whole_sum_does() -> None:
+    members = make_members(3, 40)
+    played = play(members, some_vectors(members))
+    about = members.plan, members.study, members.context, members.identities, members.coordinator
+    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    np.testing.assert_array_equal(evidence_of(played, data), verify_evidence(played.evidence, *about))
+
+
+def test_another_sum_that_opens_is_not_the_one_that_members_answered_for() -> None:
+    """The coordinator shows, as it opened, a sum with one value changed: it is well formed, and of another digest."""
+    members = make_members(3, 40)
+    played = play(members, some_vectors(members))
+    for place, amount in [(0, 0), (1, 1), (7, members.ring.plain_modulus - 1)]:
+        other = shifted(played.total, place, amount, members.ring) if place else played.total
+        data = opened_to_bytes(other, members.plan, members.context, members.consents)
+        if same(other, played.total):
+            evidence_of(played, data)
+            continue
+        with pytest.raises(HostileInput, match="another sum"):
+            evidence_of(played, data)
+
+
+def test_a_false_sum_that_was_fixed_before_the_challenge_is_found_by_its_words() -> None:
+    """As of a whole sum: it has the digest that all answered for, and the answers say other words."""
+    members = make_members(3, 40)
+    vectors = some_vectors(members)
+    played = play(members, vectors)
+    false = play(members, vectors, shifted(played.total, 3, 1, members.ring))
+    object.__setattr__(false, "sent", played.sent)
+    false.receipts = [members.receipt(name, one.contribution) for name, one in zip(members.names, played.sent, strict=True)]
+    data = opened_to_bytes(false.total, members.plan, members.context, members.consents)
+    with pytest.raises(HostileInput):
+        evidence_of(false, data)
+
+
+def test_no_other_bytes_are_taken_for_the_sum() -> None:
+    """Any bit changed, cut, or with more behind it, widths and smallest numbers among them: refused, or another sum."""
+    members = make_members(2, 30)
+    played = play(members, some_vectors(members))
+    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    rng = np.random.default_rng(5)
+    heads = [*range(9), len(data) - 1]
+    for place in [*heads, *rng.integers(len(data), size=150).tolist()]:
+        for bit in range(8) if place in heads else [int(rng.integers(8))]:
+            spoilt = bytearray(data)
+            spoilt[place] ^= 1 << bit
+            try:
+                found = opened(members, bytes(spoilt))
+            except HostileInput:
+                continue
+            assert not same(found.total, played.total), (place, bit)
+    for cut in (b"", data[:5], data[:9], data[:-1], data + b"\0", data[9:]):
+        with pytest.raises(HostileInput):
+            opened(members, cut)
+    with pytest.raises(HostileInput):
+        opened_from_bytes(data, members.plan, members.context, members.consents[:1])
+
+
+def test_with_another_consent_it_is_another_sum() -> None:
+    members = make_members(2, 30)
+    played = play(members, some_vectors(members))
+    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    found = opened_from_bytes(data, members.plan, members.context, [members.consents[0], bytes(32)])
+    assert not same(found.total, played.total)
+    whole = total_to_bytes(played.total, members.plan)
+    assert same(total_from_bytes(whole, members.plan), played.total)
