@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Federation, Release, read_release
+from veilsum_node.errors import Misuse
 from veilsum_privacy.results.proof_files import round_file
 from veilsum_privacy.results.release_check import CheckedRelease, ProofFault
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedTask
 
 LARGEST_TOLERANCE = 1e-6
 """Relative difference up to which two numbers may be one, rounded otherwise."""
@@ -64,14 +66,17 @@ class Replayed(Federation):
             raise ProofFault(where, f"It is a release of {assignment.label}, where the method asks for one of {label}.")
         if members is not None and not set(assignment.names) <= set(members):
             raise ProofFault(where, "Its cohort has members whom the method does not ask for.")
-        encoded = encode_broadcast({**self.encoder, **(broadcast or {})}, found.task.single)
+        task = found.task
+        if not isinstance(task, AgreedTask):
+            raise Misuse("Releases are replayed where their tasks' code is.")
+        encoded = encode_broadcast({**self.encoder, **(broadcast or {})}, task.single)
         if broadcast_digest(encoded) != assignment.broadcast:
             if self._exact:
                 raise ProofFault(
                     where, "The broadcast to its cohort differs from what the method computes from the earlier releases."
                 )
             self.differing.append(assignment.round)
-        return read_release(found.task, found.values, assignment.round, assignment.names, found.digest)
+        return read_release(task, found.values, assignment.round, assignment.names, found.digest)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_participant.studies import Studies
-from veilsum_privacy.computation.declared import DeclaredTask
+from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
+from veilsum_privacy.computation.following import Following
 from veilsum_privacy.computation.tried import Tried
 from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.tasks.followed import followed_model
 
 
 class LocalStudies(Studies):
@@ -29,6 +31,11 @@ class LocalStudies(Studies):
         if not isinstance(task, AgreedTask):
             raise Misuse("A task is tried where it is traced.")
         self.tried.rehearse(task, arrays)
+
+    def _followed(self, agreed: DeclaredStudy, kept: bytes) -> Following | None:
+        if not isinstance(agreed, AgreedStudy):
+            raise Misuse("A study is followed where its tasks are traced.")
+        return followed_model(agreed, kept)
 
     def asked(self, study: Study) -> Mapping[str, str]:
         return asked_facts(study)

@@ -14,6 +14,7 @@ from threading import Lock
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.computation.contribution import Graphs
 from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
+from veilsum_privacy.computation.following import Following, followed
 from veilsum_privacy.study.study import Study
 
 MOST_STUDIES = 32
@@ -62,6 +63,19 @@ class Studies(ABC):
             HostileInput: it fails; no record had a part in that.
             Unavailable: what traces it is away.
         """
+
+    def follow(self, agreed: DeclaredStudy, kept: bytes) -> Following | None:
+        """The model of a study that declares its steps, from what was kept of it; None of a study that does not.
+
+        Raises:
+            HostileInput: a declaration contradicts its task.
+            Damage: what was kept cannot be read.
+        """
+        return None if followed(agreed.study) is None else self._followed(agreed, kept)
+
+    @abstractmethod
+    def _followed(self, agreed: DeclaredStudy, kept: bytes) -> Following | None:
+        """As :meth:`follow`, of a study that declares its steps."""
 
     @abstractmethod
     def asked(self, study: Study) -> Mapping[str, str]:

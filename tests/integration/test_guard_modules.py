@@ -22,12 +22,12 @@ WAITS = Waits(enrol=400, seal=200, contribute=400, consent=200, check=200, grace
 STRANGERS = (
     "torch", "opacus", "grpc", "google.protobuf", "pandas", "duckdb", "PIL", "pydicom", "nibabel", "uvicorn", "starlette",
     "veilsum_node.telemetry.listener", "veilsum_node.telemetry.endpoint", "veilsum_node.web",
-    "veilsum_privacy.tasks", "veilsum_privacy.audit", "veilsum_privacy.results",
+    "veilsum_privacy.tasks", "veilsum_privacy.audit", "veilsum_privacy.results.former", "veilsum_privacy.results.proof_check",
     "veilsum_participant.data", "veilsum_participant.front", "veilsum_coordinator",
 )  # fmt: skip
 """What does not belong beside keys and ledger."""
 
-MOST = 26_500
+MOST = 28_300
 """Lines of ours, node beside them."""
 
 OF_NODE = 6_600

@@ -80,4 +80,4 @@ def test_what_shares_a_process_with_the_signing_key_is_counted_and_grows_no_more
         for name in modules
         if f"{name}.".startswith(("veilsum_participant.data.", "veilsum_participant.front.", "veilsum_privacy.tasks."))
     ] == []
-    assert 9500 < total_lines <= 31_000
+    assert 9500 < total_lines <= 32_000

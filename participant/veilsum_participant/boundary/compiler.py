@@ -14,6 +14,7 @@ request                  answer                    what crosses
 :class:`BeginTraining`   :class:`TrainingSaid`     out: the kept state; in: the first sum that is asked for
 :class:`AnswerTraining`  :class:`TrainingSaid`     out: a noised sum; in: the next one that is asked for, or what was trained
 :class:`TrainOnNone`     :class:`TrainingSaid`     in: what a site without records trains
+:class:`AskFollowed`     :class:`FollowedSaid`     out: a model that the site follows, a released sum; in: the model after it
 :class:`AskWords`        :class:`WordsSaid`        out: a study's text; in: what it asks, in words for the operator
 =======================  ========================  ==========================================================================
 
@@ -131,6 +132,16 @@ class WordsSaid(Message):
 
 
 @dataclass(frozen=True)
+class FollowedSaid(Message):
+    """A model that is followed: what is kept of it, its task, steps taken; and, of LOOK, what is broadcast next."""
+
+    state: bytes = octets(1, MOST)
+    label: str = text(2, LABEL)
+    taken: int = number(3, 2**40)
+    broadcast: bytes = octets(4, MAX_OBJECT_BYTES)
+
+
+@dataclass(frozen=True)
 class KeptVectorGiven(Message):
     """A noised vector that the site kept, int64, of a task."""
 
@@ -230,6 +241,30 @@ class TrainOnNone(Inquiry[TrainingSaid]):
 
 
 @dataclass(frozen=True)
+class AskFollowed(Inquiry[FollowedSaid]):
+    """Go on with the model of a study that declares its steps.
+
+    Attributes:
+        state: the model, in safetensors; empty before the first release.
+        move: one of :data:`LOOK`, :data:`BEGIN` and :data:`STEP`.
+        label: of the task that broadcasts next, or whose release it is.
+        first: of BEGIN, the first broadcast of the model.
+        values, cohort: of STEP, the released sum, int64, and of how many members.
+    """
+
+    code, answer, most, most_answered, seconds = 10, FollowedSaid, 2 * MOST, 2 * MOST, TRACING
+    state: bytes = octets(1, MOST)
+    move: int = number(2, 2)
+    label: str = text(3, LABEL)
+    first: bytes = octets(4, MAX_OBJECT_BYTES)
+    values: bytes = octets(5, MAX_OBJECT_BYTES)
+    cohort: int = number(6, 4096)
+
+
+LOOK, BEGIN, STEP = 0, 1, 2
+
+
+@dataclass(frozen=True)
 class AskWords(Inquiry[WordsSaid]):
     """Say what a study asks; another one than that which was taken, perhaps."""
 
@@ -247,5 +282,6 @@ REQUESTS: tuple[type[Inquiry[Message]], ...] = (
     AnswerTraining,
     TrainOnNone,
     AskWords,
+    AskFollowed,
 )
 """Every request that a compiler answers."""

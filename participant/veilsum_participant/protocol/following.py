@@ -8,14 +8,9 @@ is before an attempt: no record is read, and nothing reserved or charged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load
-
-from veilsum_node.errors import Damage, HostileInput, Refusal, RefusalCode, raising
+from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import ObjectKind
@@ -23,10 +18,11 @@ from veilsum_participant.protocol.open_studies import OpenStudy, load_open_study
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import paid_attempt
 from veilsum_participant.store.followed import find_followed, keep_followed
+from veilsum_privacy.computation.following import Following as Model
+from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart
 from veilsum_privacy.results.release_check import CheckedRoster, MemberPart, ReleaseParts, ReleaseRules
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
-from veilsum_privacy.tasks.followed import FollowedModel, followed_task
 
 Fetch = Callable[[ObjectKind, int, int], bytes]
 """Gets an object of the study by kind, round and attempt."""
@@ -54,14 +50,15 @@ class Following:
         site = self._site
         with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
-            task = followed_task(opened.agreed)
-            if task is None:
+            if followed(opened.agreed.study) is None:
                 return None
             kept = find_followed(connection, key)
         rules = ReleaseRules(
             CheckedRoster(opened.agreed, opened.roster(site), site.credentials.authority), None if kept is None else kept.marks
         )
-        model = FollowedModel(task, None if kept is None else _arrays(kept.model))
+        model = site.studies.follow(opened.agreed, b"" if kept is None else kept.model)
+        if model is None:
+            raise Misuse("A study that declares its steps is not followed.")
         if rules.round >= assignment.round:
             raise Refusal(RefusalCode.ROUND, "This site has seen the release of that round.")
         try:
@@ -72,7 +69,7 @@ class Following:
             own = b"".join(model.broadcast(assignment.label))
             if broadcast_digest(own) == assignment.broadcast:
                 return own
-            if model.taken or assignment.label != task.label:
+            if model.taken or assignment.label != model.label:
                 raise HostileInput("The round's broadcast is not the step from the released sums.")
             data = fetch(ObjectKind.BROADCAST, assignment.round, assignment.attempt)
             if broadcast_digest(data) != assignment.broadcast:
@@ -83,7 +80,7 @@ class Following:
         self._keep(key, rules, model)
         return data
 
-    def _take(self, opened: OpenStudy, rules: ReleaseRules, model: FollowedModel, data: bytes) -> None:
+    def _take(self, opened: OpenStudy, rules: ReleaseRules, model: Model, data: bytes) -> None:
         """Verify the next release, take the step, and keep the model.
 
         Raises:
@@ -100,7 +97,7 @@ class Following:
         model.take(assignment.label, found.values, len(assignment.names))
         self._keep(opened.digest, rules, model)
 
-    def _keep(self, key: bytes, rules: ReleaseRules, model: FollowedModel) -> None:
+    def _keep(self, key: bytes, rules: ReleaseRules, model: Model) -> None:
         with self._site.database.transaction() as connection:
             keep_followed(connection, key, rules.marks, model.to_pieces())
 
@@ -118,11 +115,3 @@ def _parts(data: bytes) -> ReleaseParts:
         [MemberPart(item.words, item.consent, item.signature) for item in shown.members],
         shown.total,
     )
-
-
-def _arrays(data: bytes) -> Mapping[str, NDArray[Any]]:
-    with raising(
-        Damage("The model that this site kept of a study cannot be read.", "Restore a backup."),
-        on=(SafetensorError, ValueError),
-    ):
-        return load(data)

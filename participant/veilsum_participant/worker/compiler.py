@@ -14,15 +14,19 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse, VeilsumError
 from veilsum_participant.boundary.compiler import (
     ADVICE,
+    BEGIN,
+    STEP,
     WORDS,
     AnswerTraining,
     AskDerived,
+    AskFollowed,
     AskGraph,
     AskWords,
     BeginTraining,
     CompilerDone,
     CompilerFault,
     Fact,
+    FollowedSaid,
     GraphSaid,
     KeptVectorGiven,
     StudySaid,
@@ -46,6 +50,7 @@ from veilsum_privacy.mechanism.steps import StepNoise
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import parse_study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.tasks.followed import followed_model
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -84,6 +89,8 @@ class Compiler:
                 task = self._task(label)
                 none = no_records(task.study)
                 return _ended(task.train_plainly(none, self._broadcast, decode_broadcast(state), lambda _: None))
+            case AskFollowed():
+                return self._follow(request)
             case AskWords(study):
                 return WordsSaid(tuple(Fact(name, words) for name, words in asked_facts(parse_study(study)).items()))
         raise Misuse("A compiler is asked for what there is not.")
@@ -111,6 +118,20 @@ class Compiler:
         if request.mapped:
             return GraphSaid(task.mapped_graph(self._broadcast, given).to_bytes())
         return GraphSaid(Evaluations(self._tried.graphs, task).graph(task, self._broadcast, given).to_bytes())
+
+    def _follow(self, request: AskFollowed) -> FollowedSaid:
+        if self._study is None:
+            raise Misuse("The compiler has no study yet.")
+        model = followed_model(self._study, request.state)
+        if model is None:
+            raise Misuse("The study declares no steps.")
+        if request.move == BEGIN:
+            model.begin_with(request.first)
+        elif request.move == STEP:
+            model.take(request.label, np.frombuffer(request.values, np.int64), request.cohort)
+        elif request.label:
+            return FollowedSaid(label=model.label, taken=model.taken, broadcast=b"".join(model.broadcast(request.label)))
+        return FollowedSaid(b"".join(model.to_pieces()), model.label, model.taken)
 
     def _train(self, request: BeginTraining | AnswerTraining) -> TrainingSaid:
         training = self._training

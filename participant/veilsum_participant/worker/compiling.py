@@ -25,12 +25,17 @@ from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.compiler import (
+    BEGIN,
+    LOOK,
+    STEP,
     AnswerTraining,
     AskDerived,
+    AskFollowed,
     AskGraph,
     AskWords,
     BeginTraining,
     CompilerFault,
+    FollowedSaid,
     KeptVectorGiven,
     TakeBroadcast,
     TakeStudy,
@@ -45,13 +50,14 @@ from veilsum_participant.studies import Studies
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
 from veilsum_privacy.computation.contribution import Graphs
 from veilsum_privacy.computation.declared import ENCODER, DeclaredStudy, DeclaredTask, Given, Note
+from veilsum_privacy.computation.following import Following
 from veilsum_privacy.computation.terms import TaskTerms, check_graph, opaque_names, products_from_json
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.requests import MapAt, Request, Trained, Training
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.steps import StepNoise
-from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.securesum.context import Pieces, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 
 LOG = logging.getLogger("veilsum.participant")
@@ -190,6 +196,11 @@ class WorkerStudies(Studies):
         with told_as(HostileInput, Misuse, what=f"Task {task.label!r}"):
             task.agreed.compiler().ask(request, arrays)
 
+    def _followed(self, agreed: DeclaredStudy, kept: bytes) -> Following:
+        if not isinstance(agreed, CompiledStudy):
+            raise Misuse("A study is followed where its tasks are traced.")
+        return CompiledModel(agreed.compiler, kept)
+
     def asked(self, study: Study) -> Mapping[str, str]:
         data = study.to_bytes()
         return {fact.name: printable(fact.told) for fact in self._of(data).ask(AskWords(data)).facts}
@@ -265,6 +276,40 @@ class CompiledStudy(DeclaredStudy):
         except (ValueError, RecursionError) as error:
             raise HostileInput("A task's terms are not what they have to be.") from error
         return CompiledTask(self, declaration, TaskTerms.from_json(value))
+
+
+class CompiledModel:
+    """A model that another process goes on with, of which what is kept lies here: one that ends is started once more.
+
+    Args:
+        compiler: gives that process.
+        kept: the model; empty before the first release.
+    """
+
+    def __init__(self, compiler: Callable[[], Compiling], kept: bytes) -> None:
+        self._compiler, self._state = compiler, kept
+        said = self._ask(LOOK)
+        self.label, self.taken = said.label, said.taken
+
+    def broadcast(self, label: str) -> Pieces:
+        """See :class:`veilsum_privacy.computation.following.Following`."""
+        return (self._ask(LOOK, label).broadcast,)
+
+    def begin_with(self, broadcast: bytes) -> None:
+        """See :class:`veilsum_privacy.computation.following.Following`."""
+        self._state = self._ask(BEGIN, first=broadcast).state
+
+    def take(self, label: str, values: Integers, cohort: int) -> None:
+        """See :class:`veilsum_privacy.computation.following.Following`."""
+        said = self._ask(STEP, label, values=np.ascontiguousarray(values, dtype=np.int64).tobytes(), cohort=cohort)
+        self._state, self.taken = said.state, said.taken
+
+    def to_pieces(self) -> Pieces:
+        """See :class:`veilsum_privacy.computation.following.Following`."""
+        return (self._state,)
+
+    def _ask(self, move: int, label: str = "", first: bytes = b"", values: bytes = b"", cohort: int = 0) -> FollowedSaid:
+        return self._compiler().ask(AskFollowed(self._state, move, label, first, values, cohort))
 
 
 @dataclass(frozen=True)

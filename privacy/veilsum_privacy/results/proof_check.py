@@ -13,6 +13,7 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, Role, verify
 from veilsum_node.identity.certificate import federation_id
+from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.ledger.receipts import (
     Receipt,
 )
@@ -39,7 +40,7 @@ from veilsum_privacy.results.release_check import (
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import verify_roster
 from veilsum_privacy.tasks import check_former
-from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,11 @@ class CheckedStudy(CheckedRoster):
     """A study that an analyst of the federation signed, and the participants that it was made with.
 
     Attributes:
+        agreed: with its tasks, which say what a release means.
         analyst: who signed it.
     """
 
+    agreed: AgreedStudy
     analyst: Identity
 
 
@@ -120,7 +123,7 @@ class ReleaseChecker(ReleaseRules):
         return self._passed(assignment, task, values, entry.digest, receipts, tuple(entry.decrypted_by))
 
     def _vouched(
-        self, where: str, entry: ReleaseEntry, assignment: Assignment, task: AgreedTask, proof: FormerReleaseProof
+        self, where: str, entry: ReleaseEntry, assignment: Assignment, task: DeclaredTask, proof: FormerReleaseProof
     ) -> tuple[Integers, list[Receipt]]:
         """The values that two members of the cohort signed for; up to version 5 of the protocol."""
         checked = self._checked

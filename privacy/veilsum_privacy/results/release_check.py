@@ -19,6 +19,7 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Identity, Role
 from veilsum_node.identity.certificate import issued
+from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import (
     Receipt,
@@ -38,7 +39,6 @@ from veilsum_privacy.securesum.check_words import Signed, SumStatement
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 
 
 class ProofFault(HostileInput):
@@ -69,7 +69,7 @@ class RoundShape(Protocol):
     """What a plan of a round says in every version of the protocol."""
 
     @property
-    def task(self) -> AgreedTask: ...
+    def task(self) -> DeclaredTask: ...
     @property
     def noise(self) -> NoisePlan: ...
 
@@ -97,7 +97,7 @@ class CheckedRoster:
         authority: the federation's.
     """
 
-    agreed: AgreedStudy
+    agreed: DeclaredStudy
     roster: Roster
     authority: x509.Certificate = field(repr=False)
 
@@ -126,7 +126,7 @@ class CheckedRelease:
     """
 
     assignment: Assignment
-    task: AgreedTask
+    task: DeclaredTask
     values: Integers = field(repr=False)
     digest: bytes
     numbers: Mapping[str, int] = field(repr=False)
@@ -212,7 +212,7 @@ class ReleaseRules:
         values, receipts, digest = self._opened(where, assignment, task, proof, verify=verify_opened)
         return self._passed(assignment, task, values, digest, receipts)
 
-    def _whole(self, assignment: Assignment, task: AgreedTask, parts: ReleaseParts) -> ReleaseProof:
+    def _whole(self, assignment: Assignment, task: DeclaredTask, parts: ReleaseParts) -> ReleaseProof:
         """The proof, with the texts that each party signed if it signed for this attempt."""
         checked, study, names = self._checked, self._checked.study, assignment.names
         plan = task.plan(len(checked.roster.names), len(names))
@@ -240,7 +240,7 @@ class ReleaseRules:
     def _passed(
         self,
         assignment: Assignment,
-        task: AgreedTask,
+        task: DeclaredTask,
         values: Integers,
         digest: bytes,
         receipts: Sequence[Receipt],
@@ -256,7 +256,7 @@ class ReleaseRules:
         self,
         where: str,
         assignment: Assignment,
-        task: AgreedTask,
+        task: DeclaredTask,
         proof: ReleaseProof,
         named: bytes | None = None,
         verify: Callable[..., Integers] = verify_evidence,
@@ -282,7 +282,7 @@ class ReleaseRules:
             raise HostileInput("They are not those whose digest the manifest names.")
         return found
 
-    def _assignment(self, where: str, number: int, label: str | None, data: bytes) -> tuple[Assignment, AgreedTask]:
+    def _assignment(self, where: str, number: int, label: str | None, data: bytes) -> tuple[Assignment, DeclaredTask]:
         study, roster = self._checked.study, self._checked.roster
         with part(where, "The assignment does not hold:"):
             assignment = parse_assignment(data)

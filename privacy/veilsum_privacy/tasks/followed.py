@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import Damage, HostileInput, raising
+from veilsum_privacy.computation.following import followed
 from veilsum_privacy.securesum.array_bytes import array_pieces
 from veilsum_privacy.securesum.context import Pieces, broadcast_pieces, decode_broadcast
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
@@ -39,10 +42,25 @@ def followed_task(agreed: AgreedStudy) -> AgreedTask | None:
     Raises:
         HostileInput: a declaration contradicts its task.
     """
-    for declaration in agreed.study.tasks:
-        if declaration.task == Gradient.name and declaration.parameters.get("steps") is not None:
-            return agreed.task(declaration.label)
-    return None
+    declaration = followed(agreed.study)
+    return None if declaration is None else agreed.task(declaration.label)
+
+
+def followed_model(agreed: AgreedStudy, kept: bytes) -> FollowedModel | None:
+    """The model of a study that declares its steps, from what :meth:`FollowedModel.to_pieces` wrote; empty before a release.
+
+    Raises:
+        HostileInput: a declaration contradicts its task.
+        Damage: what was kept cannot be read.
+    """
+    task = followed_task(agreed)
+    if task is None:
+        return None
+    with raising(
+        Damage("The model that this site kept of a study cannot be read.", "Restore a backup."),
+        on=(SafetensorError, ValueError, KeyError),
+    ):
+        return FollowedModel(task, load(kept) if kept else None)
 
 
 class FollowedModel:
@@ -53,6 +71,7 @@ class FollowedModel:
         kept: of :meth:`to_pieces`, of an earlier object, to go on with.
 
     Attributes:
+        label: of the task.
         taken: how many steps were taken.
     """
 
@@ -68,7 +87,7 @@ class FollowedModel:
         self._beside: dict[str, Floats] = {}
         if p.class_weights and not isinstance(self._steps.class_weights, str):
             self._beside[CLASS_WEIGHTS] = np.array(stated_weights(self._steps.class_weights, study.data.classes, "a study"))
-        self.taken = 0
+        self.label, self.taken = task.label, 0
         if kept is None:
             self._begin(self._architecture.initial(self._steps.seed))
             return

@@ -80,8 +80,9 @@ def descend_noised(
         expected: public number of records that a step is expected to draw.
     """
     walk = Walk(start, descent, objective)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for _ in range(number):
-            # A model that left all numbers did so by noised steps; the declared steps are taken all the same.
-            walk.step((yield ask(walk.theta if np.abs(walk.theta).max(initial=0.0) <= LARGEST else start)) / expected)
+    for _ in range(number):
+        # A model that left all numbers did so by noised steps; the declared steps are taken all the same.
+        total = yield ask(walk.theta if np.abs(walk.theta).max(initial=0.0) <= LARGEST else start)
+        with np.errstate(over="ignore", invalid="ignore"):  # never around a yield: it is of the thread that ends it
+            walk.step(total / expected)
     return walk.done()

@@ -9,11 +9,11 @@ from fractions import Fraction
 
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.context import Assignment, context_fields
 from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
 from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.tasks.agreed import AgreedTask
 
 _RESERVED_SLOTS = 3  # the count, and two tags
 _MAX_SUMMANDS = 1024
@@ -113,12 +113,12 @@ class FormerPlan:
         noise: that its members added.
     """
 
-    task: AgreedTask
+    task: DeclaredTask
     encoding: EncodingPlan
     noise: NoisePlan
 
 
-def former_plan(task: AgreedTask, roster: int, cohort: int) -> FormerPlan:
+def former_plan(task: DeclaredTask, roster: int, cohort: int) -> FormerPlan:
     """The plan of a round of these versions.
 
     Args:
