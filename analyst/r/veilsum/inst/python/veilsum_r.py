@@ -17,7 +17,7 @@ def attempt(function: Callable[..., Any], args: Sequence[Any], named: Mapping[st
     """What a call gives, after True; or after False the error's classes, the narrowest first, its message and its advice."""
     try:
         return [True, function(*args, **named)]
-    except Exception as error:  # every kind, since R decides by the classes what to do
+    except Exception as error:  # noqa: BLE001  every kind, since R decides by the classes what to do
         kinds = [kind.__name__ for kind in type(error).__mro__ if kind not in (Exception, BaseException, object)]
         text = str(getattr(error, "message", "") or error or type(error).__name__)
         return [False, kinds, text, str(getattr(error, "advice", ""))]
