@@ -30,7 +30,7 @@ import command_line  # noqa: E402
 from veilsum_proto import SOFTWARE  # noqa: E402
 
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["docs/first-study", "docs/api", "deploy/site/api", "docs/scientist", "docs/glossary"],
+    "Start": ["docs/first-study", "docs/api", "docs/r", "deploy/site/api", "docs/scientist", "docs/glossary"],
     "Methods": ["docs/statistics", "docs/papers", "docs/methods", "docs/results"],
     "Hospitals": [
         "docs/deployment/hospital",

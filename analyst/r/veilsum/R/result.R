@@ -1,0 +1,142 @@
+tables <- function(result) {
+  as.character(unlist(from_helper("names_of", result$py)))
+}
+
+as_tibble.veilsum_result <- function(x, table = NULL, ...) as_columns(from_helper("table", x$py, table))
+
+as.data.frame.veilsum_result <- function(x, row.names = NULL, optional = FALSE, table = NULL, ...) {
+  as.data.frame(as_tibble(x, table))
+}
+
+is_regression <- function(x) reticulate::py_to_r(x$py$method) == "regression"
+
+# The columns of broom. A table that is not of coefficients has a row for each figure, named in `term`.
+tidy.veilsum_result <- function(x, table = NULL, conf.level = 0.95, exponentiate = FALSE, ...) {
+  if (is_regression(x) && (is.null(table) || table == "coefficients")) {
+    found <- as_columns(from_helper("fitted", x$py, conf.level))
+    if (exponentiate) {
+      if (from_helper("linear", x$py)) warning("Coefficients of a linear model are no logarithms.", call. = FALSE)
+      ratios <- c("estimate", "conf.low", "conf.high")
+      found[ratios] <- lapply(found[ratios], exp)
+    }
+    return(found)
+  }
+  if (!identical(conf.level, 0.95)) fail("misuse", "Intervals of this table are of 95%.", "Leave out conf.level.")
+  if (exponentiate) fail("misuse", "Only coefficients of a regression have ratios.", "Leave out exponentiate.")
+  as_columns(from_helper("tidied", x$py, table))
+}
+
+glance.veilsum_result <- function(x, ...) {
+  found <- as_columns(from_helper("about", x$py))
+  names(found)[names(found) == "name"] <- "study.name"
+  if (is_regression(x)) {
+    tests <- as_tibble(x, "coefficients tests")
+    keep <- c(statistic = "statistic", df = "degrees", p.value = "p_value", r.squared = "r_squared")
+    keep <- keep[keep %in% names(tests)]
+    found[names(keep)] <- tests[1, keep]
+  }
+  found
+}
+
+coef.veilsum_result <- function(object, ...) {
+  found <- tidy(object, "coefficients")
+  stats::setNames(found$estimate, found$term)
+}
+
+confint.veilsum_result <- function(object, parm, level = 0.95, ...) {
+  found <- tidy(object, "coefficients", conf.level = level)
+  ends <- c((1 - level) / 2, (1 + level) / 2)
+  made <- matrix(c(found$conf.low, found$conf.high), ncol = 2L,
+                 dimnames = list(found$term, paste(format(100 * ends, trim = TRUE, digits = 3), "%")))
+  if (missing(parm)) made else made[parm, , drop = FALSE]
+}
+
+predict.veilsum_result <- function(object, newdata, ...) {
+  values <- as.double(unlist(from_helper("predicted", object$py, to_python(newdata))))
+  values[is.nan(values)] <- NA
+  values
+}
+
+summary.veilsum_result <- function(object, ...) {
+  cat(reticulate::py_to_r(ask_python(object$py, "summary")), "\n", sep = "")
+  invisible(object)
+}
+
+save_result <- function(result, directory) wrap(ask_python(result$py, "save", list(directory)), "veilsum_result")
+
+verify <- function(result, authority = NULL) {
+  proven <- ask_python(result$py, "verify", list(), authority = authority)
+  wrap(proven, "veilsum_verified")
+}
+
+# Curves as steps; coefficients as ratios without the constant; of other tables the figure that says most.
+DRAWN <- c("odds ratio", "mean", "value", "share", "count", "correlation")
+
+plot.veilsum_result <- function(x, table = NULL, ...) {
+  fitted <- is_regression(x) && (is.null(table) || table == "coefficients")
+  if (fitted) {
+    ratios <- !from_helper("linear", x$py)
+    found <- tidy(x, "coefficients", exponentiate = ratios)
+    found <- found[found$term != "Intercept", ]
+    plot_forest(found, line = if (ratios) 1 else 0, log = if (ratios) "x" else "", ...)
+    return(invisible(found))
+  }
+  found <- tidy(x, table)
+  if (all(c("time", "n.risk") %in% names(found))) {
+    plot_curves(found, ...)
+  } else {
+    terms <- c(intersect(DRAWN, found$term), found$term)
+    if ("estimate" %in% names(found)) found <- found[found$term == terms[1], ]
+    plot_forest(found, ...)
+  }
+  invisible(found)
+}
+
+nothing_to_draw <- function() fail("misuse", "The table has no figure with an interval to draw.", "Name another table.")
+
+COLOURS <- c("#1f4e79", "#c55a11", "#548235", "#7f6000", "#7030a0", "#404040")
+
+step_points <- function(time, value) list(x = rep(c(0, time), each = 2L)[-1], y = rep(c(1, value), each = 2L)[-(2L * length(value) + 2L)])
+
+# Curves fall in steps at the ends of the intervals that were asked for; nothing within one is released.
+plot_curves <- function(found, xlab = "Time", ylab = "Without the event", ...) {
+  keys <- setdiff(names(found), c("term", "time", "n.risk", "estimate", "std.error", "conf.low", "conf.high", "note", "unit"))
+  group <- if (length(keys)) do.call(paste, c(unname(as.list(found[keys])), sep = ", ")) else rep("", nrow(found))
+  if (all(is.na(found$estimate))) nothing_to_draw()
+  graphics::plot(NULL, xlim = c(0, max(found$time)), ylim = c(0, 1), xlab = xlab, ylab = ylab, ...)
+  groups <- unique(group)
+  for (place in seq_along(groups)) {
+    own <- found[group == groups[place] & !is.na(found$estimate), ]
+    if (!nrow(own)) next
+    colour <- COLOURS[(place - 1L) %% length(COLOURS) + 1L]
+    low <- step_points(own$time, pmax(ifelse(is.na(own$conf.low), own$estimate, own$conf.low), 0))
+    high <- step_points(own$time, pmin(ifelse(is.na(own$conf.high), own$estimate, own$conf.high), 1))
+    polygon(c(low$x, rev(high$x)), c(low$y, rev(high$y)), col = paste0(colour, "33"), border = NA)
+    lines(step_points(own$time, own$estimate), col = colour, lty = place, lwd = 2)
+  }
+  if (length(groups) > 1L) {
+    legend("bottomleft", groups, col = COLOURS[(seq_along(groups) - 1L) %% length(COLOURS) + 1L], lty = seq_along(groups),
+           lwd = 2, bty = "n")
+  }
+}
+
+# Estimates with their intervals, the first on top; what is not estimable keeps its line, without a point. Ratios beyond a
+# thousand are drawn to the edge: their interval says nothing.
+plot_forest <- function(found, xlab = NULL, line = NULL, log = "", ...) {
+  if (!("estimate" %in% names(found)) || all(is.na(found$estimate))) nothing_to_draw()
+  if (is.null(xlab)) xlab <- if (log == "x") "Ratio" else if (is.null(line)) found$term[1] else "Coefficient"
+  keys <- names(found)[vapply(found, is.character, TRUE) & !(names(found) %in% c("note", "unit", "method"))]
+  varied <- keys[vapply(found[keys], function(values) length(unique(values)) > 1L, TRUE)]
+  labels <- do.call(paste, c(unname(as.list(found[if (length(varied)) varied else keys[1]])), sep = ", "))
+  bounds <- if (log == "x") c(1e-3, 1e3) else c(-Inf, Inf)
+  numbers <- c(found$estimate, found$conf.low, found$conf.high, line)
+  ends <- range(pmin(pmax(numbers[is.finite(numbers)], bounds[1]), bounds[2]))
+  place <- rev(seq_len(nrow(found)))
+  old <- par(mar = c(5, min(20, 2 + 0.5 * max(nchar(labels))), 2, 1))
+  on.exit(par(old))
+  graphics::plot(NULL, xlim = ends, ylim = c(0.5, nrow(found) + 0.5), yaxt = "n", xlab = xlab, ylab = "", log = log, ...)
+  axis(2, at = place, labels = labels, las = 1, tick = FALSE)
+  if (!is.null(line)) abline(v = line, col = "grey")
+  segments(pmax(found$conf.low, ends[1]), place, pmin(found$conf.high, ends[2]), place)
+  points(found$estimate, place, pch = 15)
+}

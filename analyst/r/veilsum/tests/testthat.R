@@ -1,0 +1,3 @@
+library(testthat)
+library(veilsum)
+test_check("veilsum")
