@@ -13,12 +13,12 @@ the noise in each value of B' r is that in one piece's score r.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import block_diag
 
 from veilsum_aggregation.arrays import Floats
 
@@ -175,7 +175,7 @@ class Strata:
 
     @property
     def basis(self) -> Floats:
-        return np.asarray(block_diag(*(part.basis for part in self.parts)), dtype=np.float64)
+        return _blocks(part.basis for part in self.parts)
 
     @property
     def events(self) -> Floats:
@@ -187,7 +187,7 @@ class Strata:
 
     @property
     def prior(self) -> Floats:
-        return np.asarray(block_diag(*(part.prior for part in self.parts)), dtype=np.float64)
+        return _blocks(part.prior for part in self.parts)
 
     @property
     def places(self) -> NDArray[np.intp]:
@@ -302,3 +302,9 @@ def _periods(table: LifeTable, count: int) -> Floats:
         if end >= kept[-1] + shortest and end <= ends[-1] - shortest:
             kept.append(end)
     return np.array([*kept, ends[-1]])
+
+
+def _blocks(parts: Iterable[Floats]) -> Floats:
+    from scipy.linalg import block_diag  # slow to import, where nobody asks for strata
+
+    return np.asarray(block_diag(*parts), dtype=np.float64)

@@ -177,9 +177,8 @@ def test_linear_coefficients_are_those_of_statsmodels_or_name_the_terms(name: st
     x = np.column_stack([frame["sex"] == level for level in ("m", "x")]).astype(float)
     design = np.column_stack([np.ones(len(frame)), frame["age"], frame["dose"], x])
     unit = np.column_stack([np.ones(len(frame)), frame["age"] / 35 - 55 / 35, frame["dose"] / 5, x])
-    weights = np.minimum(1.0, math.sqrt(1 + 2 / 3 + 1 / 2) / np.linalg.norm(unit, axis=1)) ** 2
     kernel = np.linalg.svd(unit)[2][np.linalg.matrix_rank(unit) :]
-    model = sm.WLS(frame["stay"], design, weights=weights).fit()
+    model = sm.OLS(frame["stay"], design).fit()
     told = 0
     for place, term in enumerate(("constant", "age", "dose", "sex m", "sex x")):
         free = bool(np.any(np.abs(kernel[:, :3] if place == 0 else kernel[:, place]) > 1e-9))

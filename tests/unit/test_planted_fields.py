@@ -101,18 +101,23 @@ class Found(NamedTuple):
     shown: bool
 
 
+def told(annotation: object) -> str:
+    """A type as a module writes it, whether its annotations are put off or not."""
+    return annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
+
+
 def fields_of(kind: type) -> Iterator[Found]:
     """The fields that a class's representation may show."""
     if dataclasses.is_dataclass(kind):
         for field in dataclasses.fields(kind):
             own = "__repr__" in vars(kind) and kind.__dataclass_params__.repr  # type: ignore[attr-defined]
-            yield Found(kind.__name__, field.name, str(field.type), field.repr and own)
+            yield Found(kind.__name__, field.name, told(field.type), field.repr and own)
     elif issubclass(kind, pydantic.BaseModel):
         for name, info in kind.model_fields.items():
             yield Found(kind.__name__, name, getattr(info.annotation, "__name__", str(info.annotation)), info.repr)
     elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
         for name in kind._fields:
-            yield Found(kind.__name__, name, str(kind.__annotations__.get(name, "")), True)
+            yield Found(kind.__name__, name, told(kind.__annotations__.get(name, "")), True)
 
 
 def every_class() -> Iterator[type]:

@@ -25,13 +25,13 @@ from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailab
 from veilsum_node.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
+from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study, parse_study, study_digest
-from veilsum_privacy.tasks.followed import followed_task
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
@@ -236,7 +236,7 @@ class Hub:
         """A released round, for a member of a study that declares its steps; no other study shows its sums to members."""
         with self.changed:
             machine = self._entry(key).machine
-            if machine.roster is None or name not in machine.roster.names or followed_task(machine.agreed) is None:
+            if machine.roster is None or name not in machine.roster.names or followed(machine.agreed.study) is None:
                 raise HostileInput("The caller has no part in a study whose members take its steps.")
             found, data = self._objects.released.get(key, (0, b""))
             agreed, members = machine.agreed, len(machine.roster.names)
@@ -246,7 +246,7 @@ class Hub:
         """A round was released: what all members fetch of it next is put together once. Reads the database."""
         with self.changed:
             machine = self._entry(key).machine
-            if followed_task(machine.agreed) is None:
+            if followed(machine.agreed.study) is None:
                 return
             agreed, members = machine.agreed, len(machine.members.fixed_roster().names)
         data = release_object(self.journal.database, agreed, members, number)
@@ -261,7 +261,7 @@ class Hub:
         with self.changed:
             try:
                 agreed = self._entry(directive.study).machine.agreed
-                if kind == pb.OBJECT_KIND_BROADCAST and directive.round > 1 and followed_task(agreed) is not None:
+                if kind == pb.OBJECT_KIND_BROADCAST and directive.round > 1 and followed(agreed.study) is not None:
                     number, data = self._objects.released.get(bytes(directive.study), (0, b""))
                     if number == directive.round - 1 and len(data) <= CHUNK_BYTES:  # members make the broadcast of it
                         directive.object = data
