@@ -209,25 +209,6 @@ def test_what_was_gathered_for_one_sum_is_in_no_other() -> None:
     np.testing.assert_array_equal(other.total(), sums_of(products, units, rest.features).total())
 
 
-@given(
-    shift=st.integers(17, 43),
-    values=st.lists(
-        st.tuples(st.integers(0, 62), st.integers(-(2**62), 2**62), st.integers(0, 2**43)), min_size=1, max_size=20
-    ),
-    data=st.data(),
-)
-def test_products_with_the_square_root_of_2_are_rounded_as_whole_numbers_are(
-    shift: int, values: list[tuple[int, int, int]], data: st.DataObject
-) -> None:
-    kept = data.draw(st.integers(0, shift))
-    high = [value >> bits for bits, value, _ in values] + [2 ** (61 - shift), 2 ** (61 - shift) - 1, -(2 ** (61 - shift)) - 1]
-    low = [value % 2**shift for _, _, value in values] + [2**shift - 1] * 3
-    found = factors._by_root(np.array(high), np.array(low), shift, kept)
-    root, down = math.isqrt(2 << 80), kept + 40
-    exact = [(((one << shift) + other) * root + (1 << down - 1)) >> down for one, other in zip(high, low, strict=True)]
-    assert found.tolist() == [max(min(value, 2**62), -(2**62)) for value in exact]
-
-
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
 def test_a_norm_that_is_none_is_refused(wrong: float) -> None:
     with pytest.raises(Misuse, match="clipping norm"):

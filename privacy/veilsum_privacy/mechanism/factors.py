@@ -19,6 +19,7 @@ What is not finite contributes zeros. Nothing here raises because of what a reco
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -288,9 +289,9 @@ class FactorSums:
             if self._high is not None:
                 found[part] += np.clip(self._high[part], -(2 ** (61 - places)), 2 ** (61 - places)) << places
         if self._high is not None:
-            for doubled in self._doubled:
-                for part in _parts(doubled.stop - doubled.start, doubled.start):
-                    found[part] = _by_root(self._high[part], self._low[part], self._units.shift, kept)
+            for index in itertools.chain.from_iterable(range(each.start, each.stop) for each in self._doubled):
+                exact = ((int(self._high[index]) << self._units.shift) + int(self._low[index])) * _ROOT
+                found[index] = max(min((exact + (1 << kept + _ROOT_BITS - 1)) >> kept + _ROOT_BITS, 2**62), -(2**62))
         return found
 
     def _settle(self) -> None:
@@ -358,37 +359,9 @@ class FactorSums:
                 yield whole
 
 
-def _parts(size: int, first: int = 0) -> Iterator[slice]:
-    """Parts of a long array that stay in a cache, from one place on."""
-    stop = first + size
-    return (slice(start, min(start + CACHED, stop)) for start in range(first, stop, CACHED))
-
-
-def _by_root(high: Integers, low: Integers, shift: int, kept: int) -> Integers:
-    """Integers high 2^shift + low, with 0 <= low < 2^shift, times the square root of 2 and 2^-kept, rounded; exactly.
-
-    Products of 21 bits by 21 are added up as by hand; what is beyond 2^62 is cut off.
-    """
-    limb, down = 21, kept + _ROOT_BITS
-    mask, roots = (1 << limb) - 1, (_ROOT & (1 << limb) - 1, _ROOT >> limb)
-    most = 1 << 61 - shift
-    fits = (high >= -most) & (high < most)
-    values = np.where(fits, high << shift, 0) + low
-    first, second, third = values & mask, values >> limb & mask, values >> 2 * limb
-    parts = [first * roots[0], first * roots[1] + second * roots[0], second * roots[1] + third * roots[0], third * roots[1]]
-    parts[(down - 1) // limb] += 1 << (down - 1) % limb
-    for index in range(3):
-        parts[index + 1] += parts[index] >> limb
-        parts[index] &= mask
-    start, rest = divmod(down, limb)
-    found: Integers = parts[start] >> rest
-    for index in range(start + 1, 4):
-        found += parts[index] << (index - start) * limb - rest
-    np.clip(found, -(2**62), 2**62, out=found)
-    for odd in np.flatnonzero(~fits):
-        exact = ((int(high[odd]) << shift) + int(low[odd])) * _ROOT
-        found[odd] = max(min((exact + (1 << down - 1)) >> down, 2**62), -(2**62))
-    return found
+def _parts(size: int) -> Iterator[slice]:
+    """Parts of a long array that stay in a cache."""
+    return (slice(start, start + CACHED) for start in range(0, size, CACHED))
 
 
 class _Whole:

@@ -114,8 +114,10 @@ class Evaluation:
         self.large = self._large()
         sizes = [self._steps[index].node.spec.size for index in self._wide]
         cached = min(CACHED // max(sizes, default=1), 2 * CACHED // max(compact, 1))
-        if any(array.size > CACHED for index in self._wide for array in self._steps[index].node.arrays):
-            # A matrix that no cache holds is read once a block.
+        if len(self._needed) > cached or any(
+            array.size > CACHED for index in self._wide for array in self._steps[index].node.arrays
+        ):
+            # Calls of many small steps, and reading a matrix that no cache holds, cost more than what does not stay in one.
             cached = max(cached, min(HELD // max(sizes, default=1), 2 * HELD // max(compact, 1)))
         mapped = [self._steps[segment.values].node.primitive for segment in self._segments] == ["opaque"]
         whole = not self._wide and (compact <= NARROW or mapped)  # what a map gives is not copied once more
