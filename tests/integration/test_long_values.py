@@ -18,7 +18,6 @@ from support.durable_studies import STUDIES
 from support.federation import make_bed, make_data, make_request, schema_of
 from support.postgres import server
 from veilsum.local.federation import results_directory
-from veilsum_coordinator.parts import federation as long_arrays
 from veilsum_coordinator.protocol.rounds import FixedSum
 from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.runner import RoundLostError
@@ -29,6 +28,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.securesum import packed
+from veilsum_privacy.training import long_arrays
 
 
 @pytest.fixture(autouse=True)

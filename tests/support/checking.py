@@ -234,4 +234,5 @@ def lay_out_as_before(raw: sqlite3.Connection) -> None:
         raw.execute(f"ALTER TABLE participant_attempt ADD COLUMN {name} {kind}")
     for name, kind in (("secret_key", "BLOB"), ("tag_key", "BLOB"), ("dealer", "TEXT")):
         raw.execute(f"ALTER TABLE participant_study ADD COLUMN {name} {kind}")
+    raw.execute("DROP TABLE participant_followed")
     raw.execute("UPDATE participant_version SET version_num = '0010'")

@@ -19,7 +19,9 @@ def main() -> None:
     def tell() -> None:
         if os.getpid() != launcher:
             files = {name: str(getattr(module, "__file__", "")) for name, module in [*sys.modules.items()]}
-            Path(place).write_text(json.dumps(files))
+            whole = Path(f"{place}.part")
+            whole.write_text(json.dumps(files))
+            whole.rename(place)  # whoever waits for it finds all of it
 
     atexit.register(tell)
     from veilsum_deploy.cli import main as veilsum

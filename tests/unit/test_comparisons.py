@@ -75,6 +75,7 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/protocol/payloads.py": "the state of an attempt",
     "participant/veilsum_participant/protocol/core.py": "digests of studies",
     "participant/veilsum_participant/protocol/membership.py": "digests of studies, fingerprints of verified certificates",
+    "participant/veilsum_participant/protocol/following.py": "digests of what was broadcast",
     "participant/veilsum_participant/protocol/openings.py": "digests of what was broadcast",
     "participant/veilsum_participant/protocol/endorsement.py": "hashes of ledger entries",
     "participant/veilsum_participant/protocol/recovery.py": "hashes of ledger entries",
