@@ -242,6 +242,6 @@ def test_a_round_of_few_values_takes_three_calls_of_a_site(tmp_path: Path, monke
         assert {calls[name] for name in ("Upload", "Answer", "Consent")} == {3 * rounds}
         assert calls["UploadStatus"] == 0
         assert calls["Fetch"] == 3 * 4, "the mirror, the study, the roster and the boxes of each"
-        assert calls["Confirm"] <= 3 * (rounds + 1), "the end, and each release at most: on a busy machine no upload comes soon"
+        assert calls["Confirm"] <= 3 * (rounds + 1), "the end, and each release at most: no upload may come soon"
         told = {(name, number) for name, kind, number in confirmed if kind == pb.DIRECTIVE_KIND_RELEASED}
         assert told == {(name, number) for name in "abc" for number in range(1, rounds + 1)}
