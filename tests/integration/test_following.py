@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from support.apart import ThreadStarter
 from support.federation import TestBed, make_bed, make_clusters, make_request, schema_of
 from support.following import Between
 from support.processes import count, running_processes
@@ -21,10 +22,13 @@ from veilsum_coordinator.methods.fedsgd import FedSGD
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.runner import RoundLostError, run_study
-from veilsum_node.errors import Refusal, RefusalCode
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
+from veilsum_participant.local_studies import LocalStudies
 from veilsum_participant.protocol import following
 from veilsum_participant.store.attempts import ATTEMPTS
+from veilsum_participant.studies import Studies
+from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
@@ -107,6 +111,49 @@ def test_members_take_the_steps_that_the_method_takes(between: Between, tmp_path
     assert load_result(tmp_path / "results" / key.hex()).summary["steps"] == STEPS
     assert [between.charged(name) for name in SITES] == [rounds] * len(SITES)
     assert all(between.followed(name, key) is None for name in SITES)  # the study is over
+
+
+def walked(studies: Studies, study: Study, values: list[np.ndarray[Any, Any]]) -> list[tuple[int, bytes, bytes]]:
+    """A model from release to release: after each the steps taken, what is kept, and the next broadcast."""
+    agreed, kept, found = studies.agreed(study.to_bytes()), b"", []
+    own = studies.follow(agreed, b"")
+    assert own is not None
+    label, first = own.label, b"".join(own.broadcast(own.label))
+    own.begin_with(first)
+    for each in values:
+        own.take(label, each, len(SITES))
+        kept = b"".join(own.to_pieces())
+        over = len(found) + 1 == len(values)
+        found.append((own.taken, kept, b"" if over else b"".join(own.broadcast(label))))
+        own = studies.follow(agreed, kept)  # as after a restart
+        assert own is not None
+    with pytest.raises(HostileInput, match="All steps"):
+        own.broadcast(label)
+    with pytest.raises(HostileInput):
+        own.begin_with(first)
+    return found
+
+
+@pytest.mark.parametrize("parameters", [each for each in MODELS if each.get("centre") is False], ids=str)
+@pytest.mark.parametrize("ends", [0, 3, 5])
+def test_steps_that_another_process_takes_are_the_same_to_the_bit(bed: TestBed, parameters: dict[str, Any], ends: int) -> None:
+    """Also where that process ends, in the midst of any move, and another one goes on with what the guard kept."""
+    study, asked = compiled(bed, **parameters), 0
+
+    def ending(request: Any, honest: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return None if ends and asked % ends == 0 else honest(request)
+
+    size = AgreedStudy(study).tasks[0].size
+    draw = np.random.default_rng(5)
+    values = [draw.integers(-(2**30), 2**30, size) for _ in range(STEPS)]
+    away = WorkerStudies(ThreadStarter(ending))
+    try:
+        assert walked(away, study, values) == walked(LocalStudies(), study, values)
+    finally:
+        away.close()
+    assert asked > STEPS
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,10 @@
 """The main of a process that computes maps: ``python -P -m veilsum_participant.worker.maps_main DESCRIPTOR [BOUNDS [OF]]``."""
 
-from __future__ import annotations
-
-import os
-import signal
 import socket
 import sys
-import traceback
 
 from veilsum_node.process.confinement import Bounds, confine
-from veilsum_node.process.hardening import end_with_parent
+from veilsum_participant.worker.ending import ends_with_it
 
 
 def main(descriptor: int, bounds: Bounds | None) -> None:
@@ -17,12 +12,9 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
 
     Without bounds it is not confined.
     """
-    try:
-        end_with_parent()
+    with ends_with_it():
         if bounds is not None:
             confine(bounds, keep=(descriptor,))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
         from veilsum_node.telemetry.logs import start_logging
         from veilsum_participant.boundary.framing import FramedSocket, serve
         from veilsum_participant.boundary.maps import REQUESTS
@@ -31,11 +23,6 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
 
         start_logging()
         serve(FramedSocket(socket.socket(fileno=descriptor)), REQUESTS, MapComputer().answer, told, threads=1)
-    except BaseException as error:  # noqa: BLE001  whatever it is, its words may quote a record
-        traceback.print_tb(error.__traceback__, limit=-4)
-        print(type(error).__name__, file=sys.stderr, flush=True)
-        os._exit(1)
-    os._exit(0)  # threads that still work, or hang, hold nobody up
 
 
 if __name__ == "__main__":
