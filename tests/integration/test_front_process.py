@@ -62,7 +62,7 @@ def gone(pid: int) -> bool:
     """Whether a process has ended, be it waited for or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 

@@ -26,6 +26,8 @@ from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.settings.roles import environment
 
 MOST_PROCESSES = 64
+LONGEST_END = 5
+"""Seconds that a killed process may take to end, as while it waits for a disk, before the site ends without it."""
 
 
 @dataclass
@@ -34,6 +36,9 @@ class _Child:
 
     def kill(self) -> None:
         self.process.kill()
+
+    def wait(self, seconds: float) -> None:
+        self.process.wait(seconds)
 
     def over(self) -> bool:
         """Whether it has ended."""
@@ -47,6 +52,9 @@ class _Command:
 
     def kill(self) -> None:
         self.running.kill()
+
+    def wait(self, seconds: float) -> None:
+        self.running.wait(seconds)
 
     def over(self) -> bool:
         """Whether it has ended; its status is told then."""
@@ -90,6 +98,9 @@ class Supervisor:
                 watched = [wake]  # the guard has let go of it: it ends
         for child in self._children.values():
             child.kill()
+        for child in self._children.values():  # whoever starts the site again then meets nobody of it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(LONGEST_END)
         if status < 0:
             with contextlib.suppress(OSError):  # of SIGKILL
                 signal.signal(-status, signal.SIG_DFL)
