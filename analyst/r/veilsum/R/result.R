@@ -62,6 +62,23 @@ summary.veilsum_result <- function(object, ...) {
   invisible(object)
 }
 
+# A table as a journal prints it: a tibble of texts, which prints with its title and notes.
+paper_table <- function(result, table = NULL, nonnormal = character()) {
+  told <- from_helper("paper", result$py, table, as.list(nonnormal))
+  made <- as_columns(told[[1]])
+  structure(made, class = c("veilsum_paper", class(made)), title = told[[2]], notes = as.character(unlist(told[[3]])), text = told[[4]])
+}
+
+print.veilsum_paper <- function(x, ...) {
+  if (is.null(attr(x, "text"))) return(NextMethod())
+  cat(attr(x, "text"))
+  invisible(x)
+}
+
+export_paper <- function(result, directory, formats = c("html", "latex", "word"), nonnormal = character()) {
+  as.character(unlist(from_helper("written", result$py, directory, as.list(formats), as.list(nonnormal))))
+}
+
 save_result <- function(result, directory) wrap(ask_python(result$py, "save", list(directory)), "veilsum_result")
 
 verify <- function(result, authority = NULL) {

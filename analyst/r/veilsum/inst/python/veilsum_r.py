@@ -133,6 +133,24 @@ def names_of(result: Any) -> list[str]:
     return list(result.tables)
 
 
+def paper(result: Any, name: str | None, nonnormal: str | Sequence[str]) -> list[Any]:
+    """A table for a paper: by columns, its title, its notes, and all of it as text. Rows below another are indented."""
+    made = result.paper(name, nonnormal=listed(nonnormal))
+    grid = [("\u2003" * line.indent + line.name, *line.cells) for line in made.lines]
+    shown = [[head, "text", [row[place] for row in grid], []] for place, head in enumerate(made.head)]
+    return [shown, made.title, list(made.notes), made.text]
+
+
+def written(result: Any, directory: str, formats: str | Sequence[str], nonnormal: str | Sequence[str]) -> list[str]:
+    """Write a result's tables and pictures; the files' names."""
+    return [str(path) for path in result.export(directory, listed(formats), nonnormal=listed(nonnormal))]
+
+
+def listed(names: str | Sequence[str]) -> list[str]:
+    """Names as a list, where R had a vector of one."""
+    return [names] if isinstance(names, str) else list(names)
+
+
 def tidied(result: Any, name: str | None) -> list[list[Any]]:
     """A table with a row for each of its figures, under broom's names; tests under those of a test; curves as of a fit."""
     rows = result.rows(name)

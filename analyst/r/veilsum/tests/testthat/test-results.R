@@ -68,6 +68,32 @@ test_that("curves are steps, and all that can be drawn is drawn", {
   expect_true(all(c("method", "parameter", "statistic", "p.value") %in% names(tidy(curves, "survival tests"))))
 })
 
+test_that("a table one is that of a paper, with the numbers of the records together", {
+  exact <- patients(noise = "none")
+  described <- run(ask_table(exact, c("age", "sex", "died"), by = "arm", at = c(0.25, 0.5, 0.75)))
+  one <- paper_table(described)
+  expect_s3_class(one, "tbl_df")
+  groups <- table(all_records$arm)
+  for (level in names(groups)) {
+    column <- grep(paste0("arm: ", level, " (n = "), names(one), value = TRUE, fixed = TRUE)
+    expect_length(column, 1)
+    ages <- stats::na.omit(all_records$age[all_records$arm == level])
+    spread <- sqrt(mean((ages - mean(ages))^2))
+    expect_match(one[[column]][grep("mean (SD)", one[[1]], fixed = TRUE)],
+                 sprintf("%.1f (%.1f)", mean(ages), spread), fixed = TRUE)
+    expect_match(column, as.character(groups[[level]]))
+  }
+  expect_output(print(one), attr(one, "title"), fixed = TRUE)
+  expect_output(print(one[1, ]), "tibble|Characteristic")
+  short <- paper_table(described, nonnormal = "age")
+  expect_false(any(grepl("mean (SD)", short[[1]], fixed = TRUE)))
+  place <- tempfile("paper")
+  files <- export_paper(described, place, nonnormal = "age")
+  expect_true(all(file.exists(files)) && any(grepl("\\.docx$", files)))
+  expect_error(export_paper(described, place, "nope"), class = "veilsum_error")
+  expect_error(paper_table(run(ask_mean(exact, "age")), "table-one"), class = "veilsum_misuse")
+})
+
 test_that("several questions share a release, a result is kept, and proven", {
   exact <- patients(noise = "none")
   both <- run(ask_statistics(exact, ask_count(exact, "sex"), ask_quantiles(exact, "age", at = 0.5)))
