@@ -376,8 +376,18 @@ def _mean(row: Row) -> str:
     mean, spread = row.get("mean", {}), row.get("standard_deviation", {})
     if not _told(mean):
         return _untold(mean)
-    digits = digits_of(float(spread["value"])) if _told(spread) else 1
-    return f"{_plain(mean['value'], digits)} ({_plain(spread['value'], digits) if _told(spread) else _untold(spread)})"
+    if not _told(spread):
+        return f"{_plain(mean['value'], 1)} ({_untold(spread)})"
+    value, noise = float(spread["value"]), float(spread.get("noise_error", 0.0))
+    digits = digits_of(max(value, noise))
+    if noise > 0.5 * value:  # what noise left of a deviation would say that values hardly differ
+        return f"{_plain(mean['value'], digits)} ({DASH}{DAGGER})"
+    count = row.get("count", {})
+    n = float(count["value"]) if _told(count) else math.inf
+    sample = (
+        math.sqrt(n / (n - 1.0)) if 1.5 < n < math.inf else 1.0
+    )  # journals print the sample's, the figure is the population's
+    return f"{_plain(mean['value'], digits)} ({_plain(value * sample, digits)})"
 
 
 def _median(rows: Sequence[Row]) -> str:

@@ -118,7 +118,7 @@ def test_a_table_one_is_the_frames(described: Any, frame: pd.DataFrame) -> None:
         "Stage_1 50%, n (%)", "I", "II", "III", "Missing",
     ]  # fmt: skip
     for place, own in enumerate(groups):
-        assert found["Age, years, mean (SD)"][place] == f"{own.age.mean():.1f} ({own.age.std(ddof=0):.1f})"
+        assert found["Age, years, mean (SD)"][place] == f"{own.age.mean():.1f} ({own.age.std():.1f})"
         for level in ("f", "m"):
             assert found[level][place] == f"{(own.sex == level).sum()} ({100 * (own.sex == level).mean():.1f})"
         missing = own.stage.isna()
@@ -203,6 +203,19 @@ def test_what_noise_or_a_rule_hides_is_said(described: Any) -> None:
     assert found["age, years, mean (SD)"] == ("—†",)
     assert any("noise" in note for note in table.notes)
     assert any("Not estimable" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(("count", "noise", "cell"), [
+    (2.0, 0.0, "62.50 (1.00)"), (1.0, 0.0, "62.50 (0.71)"), (154.0, 0.3, "62.50 (0.71)"), (154.0, 0.4, "62.50 (—†)"),
+])  # fmt: skip
+def test_a_deviation_is_the_samples_and_left_out_where_most_of_it_may_be_noise(count: float, noise: float, cell: str) -> None:
+    def figure(value: float, noise: float = 0.0) -> dict[str, float]:
+        return {"value": value, "noise_error": noise, "sampling_error": 0.0, "low": value, "high": value}
+
+    row = {"column": "age", "unit": "", "count": figure(count), "mean": figure(62.5)}
+    row["standard_deviation"] = figure(math.sqrt(0.5), noise)
+    (table,) = paper_tables({"one.numbers": [row], "one.sex": []}, None).values()
+    assert table.lines[0].cells == (cell,)
 
 
 # -- pictures --------------------------------------------------------------------------------------------------------------

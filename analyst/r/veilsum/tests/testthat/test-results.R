@@ -78,9 +78,8 @@ test_that("a table one is that of a paper, with the numbers of the records toget
     column <- grep(paste0("arm: ", level, " (n = "), names(one), value = TRUE, fixed = TRUE)
     expect_length(column, 1)
     ages <- stats::na.omit(all_records$age[all_records$arm == level])
-    spread <- sqrt(mean((ages - mean(ages))^2))
     expect_match(one[[column]][grep("mean (SD)", one[[1]], fixed = TRUE)],
-                 sprintf("%.1f (%.1f)", mean(ages), spread), fixed = TRUE)
+                 sprintf("%.1f (%.1f)", mean(ages), sd(ages)), fixed = TRUE)
     expect_match(column, as.character(groups[[level]]))
   }
   expect_output(print(one), attr(one, "title"), fixed = TRUE)
