@@ -35,7 +35,7 @@ from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 SHORTEST_ID = 4
 """Hexadecimal digits that name a study at least."""

@@ -38,7 +38,7 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 COORDINATOR = "coordinator"
 

@@ -16,7 +16,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
 from veilsum_proto import CHUNK_BYTES, MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub
+from veilsum_proto.services import CoordinationStub
 
 CALL_SECONDS = 60.0
 STREAM_SECONDS = 3600.0
