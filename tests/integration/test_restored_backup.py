@@ -260,7 +260,7 @@ def test_a_mirror_that_lies_changes_nothing(attack: Adversary, tmp_path: Path) -
 
 
 def test_a_release_that_was_not_confirmed_before(attack: Adversary, tmp_path: Path) -> None:
-    """The coordinator tells of the release again: the recovered charge is no lost one."""
+    """The coordinator tells of the release again: the recovered charge is not a lost one."""
     copy = backed_up(attack, tmp_path)
     attack.collect()
     attack.consents()

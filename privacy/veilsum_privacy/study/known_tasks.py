@@ -37,7 +37,7 @@ TASK_NAMES: tuple[str, ...] = (
 JOINT_ONLY: frozenset[str] = frozenset(
     {"calibration-step", "hazard-step", "newton-step", "score-products", "tables", "tree-gradients", "within-moments"}
 )
-"""Tasks of which there is no sum that shows each site's own part."""
+"""Tasks that have no sum which shows each site's own part."""
 
 
 class Former(NamedTuple):

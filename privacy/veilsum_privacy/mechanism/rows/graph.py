@@ -55,7 +55,7 @@ def node(
     """A node of a primitive.
 
     Raises:
-        HostileInput: there is no such primitive, or it does not take such inputs.
+        HostileInput: the primitive is not known, or it does not take such inputs.
     """
     rule = PRIMITIVES.get(primitive)
     if rule is None:

@@ -336,7 +336,7 @@ class Joined(Primitive):
 
 
 class Lookup(Primitive):
-    """Rows of a public table (k, *s) at codes (*t): (*t, *s); zeros where there is no such row."""
+    """Rows of a public table (k, *s) at codes (*t): (*t, *s); zeros where the table has none."""
 
     def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
         _want(len(given) == 1 and given[0].kind == "whole", "a table is read by codes")
