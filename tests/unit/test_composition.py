@@ -18,9 +18,16 @@ from scipy.stats import norm
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting import estimate, inversion
 from veilsum_privacy.accounting.domination import Direction
-from veilsum_privacy.accounting.estimate import GRID_ERROR, composed_epsilon, epsilon_by_grid
+from veilsum_privacy.accounting.estimate import (
+    GRID_ERROR,
+    Line,
+    choose_line,
+    composed_epsilon,
+    epsilon_by_grid,
+    epsilon_by_inversion,
+    surely_within,
+)
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
-from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
 from veilsum_privacy.accounting.losses import LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,

@@ -17,8 +17,14 @@ from scipy.optimize import brentq
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting import estimate, inversion
 from veilsum_privacy.accounting.domination import Direction, normal_mass, power
-from veilsum_privacy.accounting.estimate import GRID_ERROR, epsilon_by_grid
-from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
+from veilsum_privacy.accounting.estimate import (
+    GRID_ERROR,
+    Line,
+    choose_line,
+    epsilon_by_grid,
+    epsilon_by_inversion,
+    surely_within,
+)
 from veilsum_privacy.accounting.losses import LossSteps, plan_quadrature, window
 from veilsum_privacy.accounting.renyi import ORDERS
 
