@@ -11,8 +11,6 @@ B-splines are those of de Boor (1972); natural cubic splines the cardinal ones o
 first, which the constant stands for.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re
@@ -60,7 +58,7 @@ class _Piece:
     low: float
     high: float
 
-    def times(self, other: _Piece) -> _Piece:
+    def times(self, other: "_Piece") -> "_Piece":
         """The product of both, whose name is statsmodels'."""
         ends = [one * another for one in (self.low, self.high) for another in (other.low, other.high)]
         both = tuple((one[0] * another[0], (*one[1], *another[1])) for one, another in product(self.products, other.products))

@@ -1,7 +1,5 @@
 """Pictures of a result's tables: survival curves, and figures with their intervals; with matplotlib, veilsum[plots]."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

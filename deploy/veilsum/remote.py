@@ -3,8 +3,6 @@
 Nothing here prints. Text that came over the wire is made printable, and file names that could leave a directory are refused.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging
@@ -119,7 +117,7 @@ class StudyInfo:
     checkpoints: tuple[int, ...] = ()
 
     @classmethod
-    def parse(cls, status: pb.StudyStatus) -> StudyInfo:
+    def parse(cls, status: pb.StudyStatus) -> "StudyInfo":
         """Read a status message."""
 
         def names(values: Any) -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 Cells are read as a participant reads them, so that a simulated site holds the records that the real one would.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

@@ -10,8 +10,6 @@ revocation list and takes no part in studies. Keys and serial numbers come from 
 The federation's directory is signed in :mod:`veilsum_node.identity.releases`.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable, Sequence
@@ -76,7 +74,7 @@ class Authority:
     @classmethod
     def create(
         cls, directory: Path, federation_name: str, clock: Callable[[], int], *, passphrase: bytes | None = None
-    ) -> Authority:
+    ) -> "Authority":
         """Make a new authority: a key and a certificate valid for ten years.
 
         Raises:
@@ -106,7 +104,7 @@ class Authority:
         return cls(directory, key, certificate, clock)
 
     @classmethod
-    def load(cls, directory: Path, clock: Callable[[], int], *, passphrase: bytes | None = None) -> Authority:
+    def load(cls, directory: Path, clock: Callable[[], int], *, passphrase: bytes | None = None) -> "Authority":
         """Open an authority that :meth:`create` made.
 
         Raises:

@@ -21,8 +21,6 @@ request                  answer                    what crosses
 Besides its own, each answer may be :class:`CompilerFault`: a refusal in words, which follows from what was given.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from veilsum_participant.boundary.encoding import (

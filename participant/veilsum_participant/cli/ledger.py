@@ -1,7 +1,5 @@
 """The ``veilsum ledger`` commands: what was spent, the proof of it, budgets. They work while the participant runs."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -366,7 +364,7 @@ def recover(
         _recover(settings, source, as_json=as_json)
 
 
-def _recover(settings: ParticipantConfig, source: str, *, as_json: bool) -> None:
+def _recover(settings: "ParticipantConfig", source: str, *, as_json: bool) -> None:
     from veilsum_participant.protocol.endorsement import vouch
     from veilsum_participant.protocol.recovery import recover_receipts
     from veilsum_participant.session.client import open_site
@@ -392,7 +390,7 @@ def _recover(settings: ParticipantConfig, source: str, *, as_json: bool) -> None
         )
 
 
-def _trust(settings: ParticipantConfig, reason: str, operator: str, *, as_json: bool) -> None:
+def _trust(settings: "ParticipantConfig", reason: str, operator: str, *, as_json: bool) -> None:
     from veilsum_participant.protocol.endorsement import trust_coordinator
     from veilsum_participant.session.client import open_site
 

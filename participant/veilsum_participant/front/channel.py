@@ -4,8 +4,6 @@ What it is asked for comes from the guard, by the messages of :mod:`veilsum_part
 the network raises ``grpc.RpcError``.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -11,8 +11,6 @@ absence, and no other's. What is left of the round's time, which is public, ends
 without records does.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Serves a site's metrics over HTTP, and asks its guard for them (:mod:`veilsum_participant.boundary.metrics`)."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import threading

@@ -9,8 +9,6 @@ contributes what one without records does; before, no record is read. A reader t
 once more.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -5,8 +5,6 @@ granted, and nothing else: every digest and context is computed anew. Certificat
 valid at some time of the study's life.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

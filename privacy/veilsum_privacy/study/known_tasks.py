@@ -1,8 +1,6 @@
 """Names of tasks, for who has a policy about them and traces none; tests hold them against what is registered
 (:mod:`veilsum_privacy.tasks`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

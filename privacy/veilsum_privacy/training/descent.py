@@ -4,8 +4,6 @@ Noised steps are asked for and sent: nothing here holds a record. What trains in
 :mod:`.epochs`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeVar
 

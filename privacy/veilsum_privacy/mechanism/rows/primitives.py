@@ -8,8 +8,6 @@ Kinds of values are ``real`` (float64), ``whole`` (int64, which wraps around) an
 do, by the axes of one record alone: a graph cannot name the axis of records.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

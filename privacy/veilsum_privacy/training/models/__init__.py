@@ -4,8 +4,6 @@ A name that veilsum has is never taken from an entry point. An architecture is c
 it, but brings none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 

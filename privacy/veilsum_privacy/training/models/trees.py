@@ -1,7 +1,5 @@
 """Gradient-boosted trees, "trees": a model that a method releases, and that no gradient trains."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field
