@@ -348,11 +348,7 @@ def two_way_update(sums: Mapping[str, Floats], shift_variance: float, residual_v
         raise ValueError("no class has weight at any site")
     class_means: Floats = sums["weighted"] / np.where(known, sums["weights"], 1.0)[:, None]
     class_means[~known] = class_means[known].mean(axis=0)
-    return (
-        class_means,
-        _variance(sums["shift"], shift_variance),
-        _variance(sums["residual"], residual_variance),
-    )
+    return (class_means, _variance(sums["shift"], shift_variance), _variance(sums["residual"], residual_variance))
 
 
 def slope_variance(sums: Mapping[str, Floats], class_means: Floats, shift_variance: float) -> float:

@@ -206,11 +206,7 @@ class StudyPlan:
 
 
 def plan_study(
-    draft: StudyDraft,
-    study: Study,
-    *,
-    error: float | None = None,
-    spent: Mapping[str, Mapping[Mechanism, int]] | None = None,
+    draft: StudyDraft, study: Study, *, error: float | None = None, spent: Mapping[str, Mapping[Mechanism, int]] | None = None
 ) -> StudyPlan:
     """Plan a study.
 

@@ -146,14 +146,7 @@ class Authority:
         return self.certificate.public_bytes(Encoding.PEM)
 
     def sign(
-        self,
-        csr: bytes,
-        *,
-        role: Role,
-        name: str,
-        hosts: Sequence[str] = (),
-        days: int = DEFAULT_DAYS,
-        replace: bool = False,
+        self, csr: bytes, *, role: Role, name: str, hosts: Sequence[str] = (), days: int = DEFAULT_DAYS, replace: bool = False
     ) -> bytes:
         """Sign a request; the same key may be certified again, for renewal.
 
@@ -241,10 +234,7 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(role.key_usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
-                critical=False,
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         entry = Issued(

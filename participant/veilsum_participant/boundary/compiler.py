@@ -23,16 +23,7 @@ Besides its own, each answer may be :class:`CompilerFault`: a refusal in words, 
 
 from dataclasses import dataclass
 
-from veilsum_participant.boundary.encoding import (
-    Inquiry,
-    Message,
-    number,
-    octets,
-    real,
-    several,
-    text,
-    texts,
-)
+from veilsum_participant.boundary.encoding import Inquiry, Message, number, octets, real, several, text, texts
 from veilsum_proto import MAX_OBJECT_BYTES
 
 SMALL = 1024

@@ -29,13 +29,7 @@ from veilsum_participant.cli.places import (
 )
 from veilsum_privacy.dossier import describe, proven, render, unproven
 from veilsum_privacy.dossier.figures import cost, plain
-from veilsum_privacy.dossier.ledgers import (
-    entry_fields,
-    open_source,
-    read_audit,
-    readable_entries,
-    spending_fields,
-)
+from veilsum_privacy.dossier.ledgers import entry_fields, open_source, read_audit, readable_entries, spending_fields
 from veilsum_privacy.dossier.protection import ANNEXES
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, write_csv, write_jsonl
 
@@ -224,8 +218,7 @@ def report(
     title: Annotated[str, typer.Option("--title", help="The title, in place of the site's name.")] = "",
     contact: Annotated[str, typer.Option("--contact", help="Contact, shown on the first page.")] = "",
     audit: Annotated[
-        list[Path] | None,
-        typer.Option("--audit", help="A report of `veilsum participant audit` to take in."),
+        list[Path] | None, typer.Option("--audit", help="A report of `veilsum participant audit` to take in.")
     ] = None,
     annex: Annotated[
         str,

@@ -244,12 +244,7 @@ class RoundMaps:
         return {name: elsewhere(name, here) for name, here in maps.items()}
 
     def train(
-        self,
-        agreed: DeclaredTask,
-        records: Records,
-        broadcast: Mapping[str, Floats],
-        state: Mapping[str, Floats],
-        note: Note,
+        self, agreed: DeclaredTask, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], note: Note
     ) -> Trained:
         """See :class:`.Elsewhere`."""
         compute, prepare = self._prepared(agreed, broadcast, state)

@@ -9,15 +9,7 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.metrics import (
-    QUIET,
-    Asked,
-    AwaitQuestion,
-    EndpointDone,
-    EndpointFault,
-    GiveAnswer,
-    Question,
-)
+from veilsum_participant.boundary.metrics import QUIET, Asked, AwaitQuestion, EndpointDone, EndpointFault, GiveAnswer, Question
 
 PATIENCE = 10.0
 """Seconds that a caller waits for the guard."""

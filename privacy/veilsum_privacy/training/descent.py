@@ -57,12 +57,7 @@ class Walk:
 
 
 def descend_noised(
-    start: Floats,
-    ask: Callable[[Floats], R],
-    objective: LocalObjective,
-    descent: Descent,
-    number: int,
-    expected: float,
+    start: Floats, ask: Callable[[Floats], R], objective: LocalObjective, descent: Descent, number: int, expected: float
 ) -> Generator[R, Floats, Descended]:
     """Exactly ``number`` steps of DP-SGD, each of which asks for a sum and is sent it, noised.
 

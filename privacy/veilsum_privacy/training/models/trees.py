@@ -44,9 +44,4 @@ class Trees(ReleasedArchitecture):
 def tree_shapes(trees: int, depth: int, classes: int) -> Shapes:
     """Shapes of a model's arrays."""
     nodes, each = 2**depth - 1, () if classes <= 2 else (classes,)
-    return {
-        FEATURES: (trees, nodes),
-        THRESHOLDS: (trees, nodes),
-        LEAVES: (trees, nodes + 1, *each),
-        BASE: each or (1,),
-    }
+    return {FEATURES: (trees, nodes), THRESHOLDS: (trees, nodes), LEAVES: (trees, nodes + 1, *each), BASE: each or (1,)}
