@@ -135,7 +135,7 @@ mutants: .venv/.installed
 # $(call generate,directory): write the code of every .proto below the directory.
 define generate
 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
-	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+	--python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
 endef
 
 proto: .venv/.installed

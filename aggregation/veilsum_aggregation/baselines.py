@@ -10,8 +10,6 @@ The log hazards of the pieces are offset + B theta. B has orthonormal columns, o
 the noise in each value of B' r is that in one piece's score r.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -133,7 +131,7 @@ class Baseline:
         return (self.ends,)
 
     @property
-    def held(self) -> Baseline:
+    def held(self) -> "Baseline":
         """With the shape that the life table has."""
         return replace(self, known=HELD)
 
@@ -198,7 +196,7 @@ class Strata:
         return tuple(part.ends for part in self.parts)
 
     @property
-    def held(self) -> Strata:
+    def held(self) -> "Strata":
         return Strata(tuple(part.held for part in self.parts))
 
     def expected(self, score: Floats) -> Floats:

@@ -5,8 +5,6 @@ Splits that depend on no record cost no privacy, so all of it is spent on leaves
 by noised histograms was prototyped and lost everywhere (docs/decisions, 52).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +54,7 @@ class LeafSums:
     gradient_std: float
     hessian_std: float
 
-    def centred(self) -> LeafSums:
+    def centred(self) -> "LeafSums":
         """Gradients of C classes less their mean over classes, which is noise alone, as each record's sum to 0."""
         if self.gradients.ndim < 3:
             return self

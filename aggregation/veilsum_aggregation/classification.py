@@ -3,8 +3,6 @@
 Figures of counts and scores without noise have the records as a sample; all arithmetic is in float64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -149,7 +147,7 @@ class ClassCounts:
     std: tuple[float, float] = (0.0, 0.0)
 
     @staticmethod
-    def of_table(counts: Floats, columns: Sequence[int | None], std: float = 0.0) -> ClassCounts:
+    def of_table(counts: Floats, columns: Sequence[int | None], std: float = 0.0) -> "ClassCounts":
         """Those of a table (K, M) of true and predicted classes."""
         own, said = np.zeros(counts.shape[0]), np.zeros(counts.shape[1])
         for row, column in enumerate(columns):

@@ -11,8 +11,6 @@ Steps are accelerated, and polar factors followed from step to step instead of c
 sum_k w_k A_k = I for the optimal maps A_k from the barycenter, the condition of first order.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -84,7 +82,7 @@ class AffineMap:
             raise ValueError("a map must be finite")
 
     @classmethod
-    def identity(cls, dimension: int) -> AffineMap:
+    def identity(cls, dimension: int) -> "AffineMap":
         """The map that leaves everything where it is."""
         return cls(np.eye(dimension), np.zeros(dimension))
 
@@ -93,7 +91,7 @@ class AffineMap:
         result: Floats = x @ self.matrix.T + self.offset
         return result
 
-    def interpolate(self, tau: float) -> AffineMap:
+    def interpolate(self, tau: float) -> "AffineMap":
         """(1 - tau) Id + tau T: for an optimal map T, the geodesic from its source at tau = 0 to its target at tau = 1."""
         matrix = tau * self.matrix
         matrix[np.diag_indices_from(matrix)] += 1.0 - tau

@@ -85,12 +85,7 @@ def directions(geometry: ClassGeometry, scale: Scale = "std") -> Floats:
 
 
 def generate(
-    geometry: ClassGeometry,
-    centres: Floats,
-    classes: Integers,
-    copies: int,
-    scale: Scale,
-    rng: np.random.Generator,
+    geometry: ClassGeometry, centres: Floats, classes: Integers, copies: int, scale: Scale, rng: np.random.Generator
 ) -> tuple[Floats, Integers]:
     """Samples around centres, each with its class's geometry: ``copies`` of the first centre, then of the second, and so on.
 

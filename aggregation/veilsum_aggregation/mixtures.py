@@ -47,13 +47,7 @@ class Mixture:
 
 
 def mixture_from_moments(
-    counts: Floats,
-    sums: Floats,
-    squares: Floats,
-    *,
-    counts_std: float = 0.0,
-    sums_std: float = 0.0,
-    squares_std: float = 0.0,
+    counts: Floats, sums: Floats, squares: Floats, *, counts_std: float = 0.0, sums_std: float = 0.0, squares_std: float = 0.0
 ) -> Mixture | None:
     """The diagonal mixture of one class, from moments of its components.
 

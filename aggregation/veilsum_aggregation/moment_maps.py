@@ -6,8 +6,6 @@ P(w) = -c + b w + c w^2 + d w^3 of a standard normal w has mean 0; its variance 
 was asked (Fleishman, Psychometrika 43, 1978). Only cubics that rise everywhere are inverted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import cast
 
@@ -41,7 +39,7 @@ class Cubics:
     d: Floats
     monotone: Bools
 
-    def take(self, columns: NDArray[np.intp]) -> Cubics:
+    def take(self, columns: NDArray[np.intp]) -> "Cubics":
         """The cubics of these columns."""
         return Cubics(self.b[columns], self.c[columns], self.d[columns], self.monotone[columns])
 

@@ -6,7 +6,7 @@ counts that are released anyway.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -257,3 +257,15 @@ def _groups(table: Floats, std: float, cells: Sequence[str]) -> NotEstimable | N
 
 def _errors(figure: Figure) -> tuple[float, float]:
     return figure.noise_error, figure.sampling_error
+
+
+RATIOS: Mapping[str, Callable[[Floats, float, Sequence[str]], Answer]] = {
+    "odds ratio": odds_ratio,
+    "risk ratio": risk_ratio,
+    "risk difference": risk_difference,
+}
+POOLED_RATIOS: Mapping[str, Callable[[Floats, float, float], Answer]] = {
+    "odds ratio": pooled_odds_ratio,
+    "risk ratio": pooled_risk_ratio,
+    "risk difference": pooled_risk_difference,
+}

@@ -256,7 +256,7 @@ class LinearFit(Fit):
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:
-        """Of the coefficients (p, p), by noise and by sampling.
+        """Covariances of the coefficients (p, p), by noise and by sampling.
 
         A^-1 (s^2 / 2) ((1 + |beta|^2) I + beta beta') A^-1, and s_e^2 A^-1, which is a little more than the weights c^2 <= 1
         need.

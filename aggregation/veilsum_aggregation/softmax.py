@@ -97,13 +97,7 @@ class _Problem:
     """The objective and its derivatives, with the constant feature appended."""
 
     def __init__(
-        self,
-        x: Floats,
-        labels: Integers,
-        sample_weights: Floats | None,
-        classes: int,
-        ridge: float,
-        bias_scale: float,
+        self, x: Floats, labels: Integers, sample_weights: Floats | None, classes: int, ridge: float, bias_scale: float
     ) -> None:
         n = len(x)
         weights = np.ones(n) if sample_weights is None else np.asarray(sample_weights, dtype=np.float64)

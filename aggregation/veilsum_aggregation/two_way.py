@@ -20,8 +20,6 @@ takes its effects out, and carries its within-class covariance towards the poole
 What is done here is post-processing: under differential privacy the moments are noised before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -278,7 +276,7 @@ class Effects:
         result: Floats = np.swapaxes(self.scores, -1, -2) @ self.axes
         return result
 
-    def coloured(self, whiten: Floats, colour: Floats) -> Effects:
+    def coloured(self, whiten: Floats, colour: Floats) -> "Effects":
         """The same effects in the features' own units, by the symmetric roots (d, d) of :func:`two_way.whitening`."""
         return Effects(self.shift @ colour, self.scores @ colour, self.axes @ whiten)
 
@@ -350,11 +348,7 @@ def two_way_update(sums: Mapping[str, Floats], shift_variance: float, residual_v
         raise ValueError("no class has weight at any site")
     class_means: Floats = sums["weighted"] / np.where(known, sums["weights"], 1.0)[:, None]
     class_means[~known] = class_means[known].mean(axis=0)
-    return (
-        class_means,
-        _variance(sums["shift"], shift_variance),
-        _variance(sums["residual"], residual_variance),
-    )
+    return (class_means, _variance(sums["shift"], shift_variance), _variance(sums["residual"], residual_variance))
 
 
 def slope_variance(sums: Mapping[str, Floats], class_means: Floats, shift_variance: float) -> float:

@@ -54,10 +54,7 @@ def difference(treated: Answer, untreated: Answer) -> Answer:
         return treated
     if isinstance(untreated, NotEstimable):
         return untreated
-    variances = (
-        treated.noise_error**2 + untreated.noise_error**2,
-        treated.sampling_error**2 + untreated.sampling_error**2,
-    )
+    variances = (treated.noise_error**2 + untreated.noise_error**2, treated.sampling_error**2 + untreated.sampling_error**2)
     return normal_figure(treated.value - untreated.value, *variances)
 
 

@@ -29,11 +29,7 @@ SPECTRA = {
 SETTINGS = ((7, 1500, 3.0, 4.0), (2, 2000, 1.0, 2.0))
 """Classes, records, epsilon, and distance of the class means in standard deviations."""
 
-METHODS_TRIED: dict[str, dict[str, object]] = {
-    "noised": {},
-    "ridge": {"shrinkage": "ridge"},
-    "generation": {"generation": {}},
-}
+METHODS_TRIED: dict[str, dict[str, object]] = {"noised": {}, "ridge": {"shrinkage": "ridge"}, "generation": {"generation": {}}}
 
 
 def schema(classes: int) -> DatasetSchema:

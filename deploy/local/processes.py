@@ -3,8 +3,6 @@
 If this program is killed, the kernel ends its children (PR_SET_PDEATHSIG). Only what was started here is ever signalled.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -147,7 +145,7 @@ class LocalProcesses:
         for process in self.running.values():
             process.check()
 
-    def __enter__(self) -> LocalProcesses:
+    def __enter__(self) -> "LocalProcesses":
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, _stop) for number in _ENDING}
         return self

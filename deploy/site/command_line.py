@@ -1,7 +1,5 @@
 """A page of every command, of what `--help` prints of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

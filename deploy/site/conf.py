@@ -4,8 +4,6 @@ Pages are CommonMark as a forge shows it, so none has a directive of Sphinx in i
 Whatever Sphinx warns of fails the build: a page that no list has, a link or heading that is not there, a name in a docstring.
 """
 
-from __future__ import annotations
-
 import sys
 from html import escape
 from pathlib import Path

@@ -4,8 +4,6 @@
 dossier, and docs/pictures/console.png, its console.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -364,12 +364,7 @@ def compile_study(
     :meth:`StudyDraft.compile`.
     """
     return draft_study(
-        request,
-        federation_id=federation_id,
-        coordinator=coordinator,
-        participants=participants,
-        clock=clock,
-        random=random,
+        request, federation_id=federation_id, coordinator=coordinator, participants=participants, clock=clock, random=random
     ).compile()
 
 

@@ -11,8 +11,6 @@ B-splines are those of de Boor (1972); natural cubic splines the cardinal ones o
 first, which the constant stands for.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re
@@ -60,7 +58,7 @@ class _Piece:
     low: float
     high: float
 
-    def times(self, other: _Piece) -> _Piece:
+    def times(self, other: "_Piece") -> "_Piece":
         """The product of both, whose name is statsmodels'."""
         ends = [one * another for one in (self.low, self.high) for another in (other.low, other.high)]
         both = tuple((one[0] * another[0], (*one[1], *another[1])) for one, another in product(self.products, other.products))
@@ -86,7 +84,7 @@ class _Factor:
         text: as it is written.
         column: where it is a column of the schema and nothing else, its name.
         pieces: columns in the model; of a category one for each level.
-        reference: which level stands for the others, of a category; -1 of what is no category.
+        reference: which level stands for the others, of a category; -1 of what is not a category.
     """
 
     text: str
@@ -134,8 +132,8 @@ def formula_parameters(
         derive: columns that the study derives beside the schema's.
 
     Raises:
-        ConfigurationError: it cannot be read, names what is no column, or needs what only the records tell; the message says
-            what to state.
+        ConfigurationError: it cannot be read, names what is not a column, or needs what only the records tell; the message
+            says what to state.
     """
     if len(text) > MAX_LENGTH:
         raise ConfigurationError(f"The formula has {len(text)} characters; at most {MAX_LENGTH} are read.", "Use fewer terms.")
@@ -337,7 +335,7 @@ class _Reader:
             if isinstance(tree, ast.Name):
                 return self._named(tree.id, text)
             if isinstance(tree, ast.Constant):
-                raise ConfigurationError(f"{text!r} is a constant, which is no term.", "Name a column.")
+                raise ConfigurationError(f"{text!r} is a constant, which is not a term.", "Name a column.")
             return self._arithmetic(text, tree)
         except RecursionError as error:
             raise self._unknown(text) from error
@@ -368,7 +366,7 @@ class _Reader:
         """``C(sex)``, ``C(sex, Treatment('m'))``, and of a filled category ``C(filled(smoker, 'no'))``."""
         if not call.args or len(call.args) > 2 or any(each.arg not in ("contr", "reference") for each in call.keywords):
             raise ConfigurationError(
-                f"{text!r} is no category.",
+                f"{text!r} is not a category.",
                 "Write C(sex) or C(sex, Treatment('m')); the levels are the schema's categories.",
             )
         inner = self.factor(ast.unparse(call.args[0]))
@@ -510,7 +508,7 @@ class _Reader:
             name = _constant_text(text, _only(text, node))
         if name not in self._domains:
             raise ConfigurationError(
-                f"{text!r}: {ast.unparse(node)!r} is no column of the schema.",
+                f"{text!r}: {ast.unparse(node)!r} is not a column of the schema.",
                 did_you_mean(name, self._domains) or "Derive it first: derive={'name': {...}}.",
             )
         return name
@@ -619,7 +617,7 @@ class _Reader:
         name = node.left.id if isinstance(node.left, ast.Name) else ""
         if name not in self._domains:
             raise ConfigurationError(
-                f"{text!r}: {ast.unparse(node.left)!r} is no column of the schema.", did_you_mean(name, self._domains)
+                f"{text!r}: {ast.unparse(node.left)!r} is not a column of the schema.", did_you_mean(name, self._domains)
             )
         value = _constant(text, node.comparators[0])
         told = repr(_number(text, value)) if isinstance(self._domains[name], NumberDomain) else _text(str(value))
@@ -639,7 +637,7 @@ class _Reader:
 
     def _unknown(self, text: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{text[:200]!r} is no term: neither a column of the schema nor a known form of one.",
+            f"{text[:200]!r} is not a term: neither a column of the schema nor a known form of one.",
             "Terms are such as age, C(sex), I(age / 10), log(x), bs(bmi, knots=[25, 30]); a name with spaces stands in `..`.",
         )
 
@@ -669,7 +667,7 @@ def _scaled(piece: _Piece, factor: float) -> _Piece:
 
 
 def _called(call: ast.Call) -> str:
-    """The name that is called; empty where it is no plain one."""
+    """The name that is called; empty where it is not a plain one."""
     node = call.func
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return f"{node.value.id}.{node.attr}"
@@ -688,7 +686,7 @@ def _constant(text: str, node: ast.expr) -> str | int | float:
         return -_number(text, _constant(text, node.operand))
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float) and not isinstance(node.value, bool):
         return node.value
-    raise ConfigurationError(f"{text!r}: {ast.unparse(node)[:80]} is no number or text.", "Write it out: it is public.")
+    raise ConfigurationError(f"{text!r}: {ast.unparse(node)[:80]} is neither number nor text.", "Write it out: it is public.")
 
 
 def _constant_text(text: str, node: ast.expr) -> str:
@@ -701,7 +699,7 @@ def _number(text: str, value: str | float) -> float:
     except OverflowError:
         found = math.inf
     if not math.isfinite(found):
-        raise ConfigurationError(f"{text!r}: {str(value)[:40]!r} is no finite number.", "Write one.")
+        raise ConfigurationError(f"{text!r}: {str(value)[:40]!r} is not a finite number.", "Write one.")
     return found
 
 
@@ -717,12 +715,12 @@ def offset_parameters(exposure: str, schema: DatasetSchema, derive: Mapping[str,
     """``offset`` and its derived column, the logarithm of how long, or of how many, a record's count is.
 
     Raises:
-        ConfigurationError: the exposure is no number above 0.
+        ConfigurationError: the exposure is not a number above 0.
     """
     domain = Columns(schema).domains.get(exposure)
     if exposure in derive or not isinstance(domain, NumberDomain) or domain.low <= 0.0:
         raise ConfigurationError(
-            f"exposure: {exposure!r} is no numeric column of the schema with a lower bound above 0.",
+            f"exposure: {exposure!r} is not a numeric column of the schema with a lower bound above 0.",
             "State low = 1, say, in the schema; or derive its logarithm and name it as `offset`.",
         )
     name = f"log({exposure})"

@@ -4,8 +4,6 @@ Names are the schema's labels with their units, figures "mean (SD)", "median [IQ
 two digits from .01 on, three below, "<.001" and ">.99". What noise drowned is a dash with a note.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import math

@@ -1,7 +1,5 @@
 """Pictures of a result's tables: survival curves, and figures with their intervals; with matplotlib, veilsum[plots]."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ RATIOS = ("odds_ratio", "rate_ratio", "hazard_ratio")
 WORDS = {"odds_ratio": "Odds ratio", "rate_ratio": "Rate ratio", "hazard_ratio": "Hazard ratio"}
 
 COLOURS = ("#1f4e79", "#c55a11", "#548235", "#7f6000", "#7030a0", "#404040")
-"""Of curves, told apart in grey as well by their dashes."""
+"""Colours of curves, which are told apart in grey as well by their dashes."""
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 

@@ -14,8 +14,6 @@ quantity is expected to have; a quantity that is not estimable in more than half
 Everything comes from public values. Whether a site will agree, and how much of its budget is left, only the site knows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +90,7 @@ class PlannedPart:
     forecasts: tuple[Forecast, ...]
 
     @staticmethod
-    def of(name: str, forecasts: Sequence[Forecast]) -> PlannedPart:
+    def of(name: str, forecasts: Sequence[Forecast]) -> "PlannedPart":
         """The part of these quantities."""
         shares, told = (sorted(values) for values in ([f.share for f in forecasts], [f.told for f in forecasts]))
         middle = (len(forecasts) - 1) // 2
@@ -208,11 +206,7 @@ class StudyPlan:
 
 
 def plan_study(
-    draft: StudyDraft,
-    study: Study,
-    *,
-    error: float | None = None,
-    spent: Mapping[str, Mapping[Mechanism, int]] | None = None,
+    draft: StudyDraft, study: Study, *, error: float | None = None, spent: Mapping[str, Mapping[Mechanism, int]] | None = None
 ) -> StudyPlan:
     """Plan a study.
 

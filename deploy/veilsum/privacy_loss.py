@@ -3,8 +3,6 @@
 A mirror knows its own coordinator's studies only, and no budget. Every participant's own ledger is the authority.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -88,7 +86,7 @@ def affordable(study: Study, epsilon: float, most: int) -> int:
     return bisect_left(range(1, most + 1), True, key=beyond)
 
 
-def _sum(mechanisms: Mapping[Mechanism, int]) -> Sum:
+def _sum(mechanisms: Mapping[Mechanism, int]) -> "Sum":
     from veilsum_privacy.ledger.totals import Sum  # with the tables of a ledger, which an analyst's commands do without
 
     total = Sum()

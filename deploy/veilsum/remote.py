@@ -3,8 +3,6 @@
 Nothing here prints. Text that came over the wire is made printable, and file names that could leave a directory are refused.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging
@@ -35,7 +33,7 @@ from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 SHORTEST_ID = 4
 """Hexadecimal digits that name a study at least."""
@@ -119,7 +117,7 @@ class StudyInfo:
     checkpoints: tuple[int, ...] = ()
 
     @classmethod
-    def parse(cls, status: pb.StudyStatus) -> StudyInfo:
+    def parse(cls, status: pb.StudyStatus) -> "StudyInfo":
         """Read a status message."""
 
         def names(values: Any) -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 Cells are read as a participant reads them, so that a simulated site holds the records that the real one would.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter
@@ -121,8 +119,7 @@ def rows_by_name(values: Any, column: str, what: str) -> dict[str, NDArray[np.in
     numbers, missing = number_subjects(values)
     if missing.any():
         raise DataError(
-            f"{counted(int(missing.sum()), 'record')} name no {what} in {column!r}.",
-            "Fill the column in, or leave them out.",
+            f"{counted(int(missing.sum()), 'record')} name no {what} in {column!r}.", "Fill the column in, or leave them out."
         )
     _, firsts = np.unique(numbers, return_index=True)
     originals = [str(values[int(first)].as_py()) for first in firsts]

@@ -1,7 +1,5 @@
 """Text as TeX shows it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -229,8 +229,7 @@ def look_at(directory: Path, authority: x509.Certificate) -> Look:
     """Verify a result that was just fetched; one that agrees up to rounding passes, and that is said."""
     if not (directory / STUDY_FILE).exists():
         return Look(
-            None,
-            missing="The coordinator has no proof of it. Software before 0.2 kept none; --no-proof accepts it anyway.",
+            None, missing="The coordinator has no proof of it. Software before 0.2 kept none; --no-proof accepts it anyway."
         )
     try:
         try:

@@ -4,8 +4,6 @@ A collection is for evaluations. Its files are read as they were published; noth
 records: every feature is a fixed function of its own record, and every bound is public.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -68,7 +66,7 @@ class Collection:
     schema: DatasetSchema
     domains: tuple[Domain, ...]
 
-    def with_schema(self, schema: DatasetSchema) -> Collection:
+    def with_schema(self, schema: DatasetSchema) -> "Collection":
         """The same tables under a schema that a study brings along."""
 
         def under(table: TableWithSchema) -> TableWithSchema:

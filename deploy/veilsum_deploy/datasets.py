@@ -3,8 +3,6 @@
 Rows keep the cells of their source; the participant's own reader and the schema judge them later. Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,7 +82,7 @@ class TableWithSchema:
         """Whether the records are made, in the order of the table's rows; those with subjects stand by subject."""
         return "records" in self.__dict__ and self.subject is None
 
-    def take(self, rows: Rows) -> TableWithSchema:
+    def take(self, rows: Rows) -> "TableWithSchema":
         """The data set of some rows; records that are made already are not made again."""
         taken = TableWithSchema(self.name, self.schema, self.table.take(rows), self.subject)
         if self._in_order:

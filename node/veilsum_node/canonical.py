@@ -4,8 +4,6 @@ What is signed, hashed or bound into a mask is the canonical form of integers, s
 Floats are written with ``float.hex`` and bytes as hexadecimal, so no two writers can differ in a last digit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -90,7 +88,7 @@ def digest(label: str, *parts: bytes | memoryview) -> bytes:
     return begin_digest(label, *parts).digest()
 
 
-def begin_digest(label: str, *parts: bytes | memoryview, last: int | None = None) -> hashlib._Hash:
+def begin_digest(label: str, *parts: bytes | memoryview, last: int | None = None) -> "hashlib._Hash":
     """The state of :func:`digest` after these parts; where ``last`` is given, before another one of so many bytes, which are
     then to be added piece by piece."""
     state = hashlib.sha256()

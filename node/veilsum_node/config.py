@@ -107,11 +107,7 @@ def located(config: ModelT, file: Path) -> ModelT:
 
 
 def validate(
-    value: Mapping[str, Any],
-    model: type[ModelT],
-    *,
-    source: str,
-    variables: Mapping[tuple[str, ...], str] | None = None,
+    value: Mapping[str, Any], model: type[ModelT], *, source: str, variables: Mapping[tuple[str, ...], str] | None = None
 ) -> ModelT:
     """Validate parsed configuration as ``model``; ``source`` names where it came from, ``variables`` who else set a key.
 

@@ -72,11 +72,7 @@ class Loaded(Generic[ModelT]):
 
 
 def load_settings(
-    path: Path,
-    model: type[ModelT],
-    *,
-    environment: Mapping[str, str] | None = None,
-    aliases: Mapping[str, Key] | None = None,
+    path: Path, model: type[ModelT], *, environment: Mapping[str, str] | None = None, aliases: Mapping[str, Key] | None = None
 ) -> Loaded[ModelT]:
     """Read a TOML file, put the environment's values over it and validate the whole.
 

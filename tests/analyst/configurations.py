@@ -77,7 +77,7 @@ class Configuration:
 
 
 def configuration(seed: int) -> Configuration | None:
-    """The configuration of a seed; None if it is no study."""
+    """The configuration of a seed; None if it is not a study."""
     rng = np.random.default_rng(seed)
     unit: Unit = "subject" if rng.random() < 0.5 else "record"
     try:
@@ -99,7 +99,7 @@ def configuration(seed: int) -> Configuration | None:
 
 
 def trained(seed: int) -> Configuration | None:
-    """The configuration of a seed whose task trains at the site, or computes from what it kept; None if it is no study."""
+    """The configuration of a seed whose task trains at the site, or computes from what it kept; None if it is not a study."""
     rng = np.random.default_rng(seed)
     unit: Unit = "subject" if rng.random() < 0.5 else "record"
     try:

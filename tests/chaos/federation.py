@@ -26,7 +26,7 @@ from support.processes import Process, command, lasting_port, write_participant,
 from support.proxy import Proxy
 from veilsum_node.transport.channel import open_channel
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 DELTA = 1e-5
 WIDTH, CLASSES, ROWS = 3, 2, 24

@@ -63,7 +63,7 @@ def _kill(network: Processes) -> None:
 
 
 def _check_goes_on(network: Processes, key: bytes, least: int = 1) -> None:
-    """Another process finishes it; the released sum is right, and of an attempt that is no earlier one."""
+    """Another process finishes it; the released sum is right, and of a new attempt."""
     status = network.await_end(key)
     assert (status.phase, status.reason) == ("finished", "")
     (release,) = network.releases(key)

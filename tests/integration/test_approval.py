@@ -36,7 +36,7 @@ from veilsum_participant.store.pending import PENDING
 from veilsum_privacy.ledger import Kind, read_export, verify_ledger
 from veilsum_privacy.ledger.export import write_jsonl
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 
 @pytest.fixture

@@ -444,7 +444,7 @@ ANSWERS_WRONG: dict[str, Callable[[Cohort, list[CheckAnswer]], list[CheckAnswer]
     "no words": lambda c, a: _instead(a, 1, said_by(c, "b", words=())),
     "two words": lambda c, a: _instead(a, 1, said_by(c, "b", words=(1, 2))),
     "four words": lambda c, a: _instead(a, 1, said_by(c, "b", words=(1, 2, 3, 4))),
-    "a word that is no word": lambda c, a: _instead(a, 1, said_by(c, "b", words=(1, 2, c.plan().ring.plain_modulus))),
+    "a word that is not a word": lambda c, a: _instead(a, 1, said_by(c, "b", words=(1, 2, c.plan().ring.plain_modulus))),
     "the largest number": lambda _, a: _instead(a, 1, a[1]._replace(words=(2**64 - 1, 2, 3))),
 }
 

@@ -215,7 +215,7 @@ def test_links_are_kept_as_digests_for_their_user_and_end(tmp_path: Path) -> Non
 
 
 def test_sessions_end(attack: Adversary) -> None:
-    """Without a click, after a day's work whatever is done, and by logging out; a page that renews itself is no click."""
+    """Without a click, after a day's work whatever is done, and by logging out; a page that renews itself is not a click."""
     clock = Seconds()
     console = console_of(attack, clock=clock, idle_minutes=15, hours=1)
     visitor = Visitor(console).log_in()

@@ -25,7 +25,7 @@ from support.processes import VEILSUM, write_participant
 from support.tools import need_tool
 from veilsum_node.errors import StateError
 from veilsum_node.web.people import Links, PersonRole, person
-from veilsum_participant.console.reach import check_reach
+from veilsum_participant.console.run import check_reach
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_privacy.ledger import Kind
 

@@ -297,7 +297,7 @@ class Export:
             parts = parts[:-1] if parts[-1] == "" else parts
             name = parts[-1] if parts[-2:-1] == ["Patient"] else ""
         if not urn and not name:
-            self.misses[f"{kind}: has a subject that is no patient, or none"] += 1
+            self.misses[f"{kind}: has a subject that is not a patient, or none"] += 1
         elif name not in self.patients:
             self.misses[f"{kind}: names a patient who is not there"] += 1
         else:
@@ -518,7 +518,7 @@ def test_all_files_of_the_recipe_know_the_same_code_systems(recipe: Path) -> Non
     tables = [re.search(r"systems\(system, kind\) AS \(.*?\n\)", text, re.DOTALL) for text in texts]
     found = {table[0] for table in tables if table is not None}
     assert len(found) == 1
-    assert sum(table is not None for table in tables) == 3, "encounters have a class, which is no code of these"
+    assert sum(table is not None for table in tables) == 3, "encounters have a class, which is not a code of these"
 
 
 @pytest.mark.sampled(2)

@@ -31,7 +31,7 @@ from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.session.channel import SiteChannel
 from veilsum_participant.session.workers import MOST_WORKERS, WAITING, Workers
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 
 def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:

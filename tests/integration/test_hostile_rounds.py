@@ -249,7 +249,7 @@ def test_stale_session_nonce(attack: Adversary) -> None:
 
 
 def test_broadcast_that_is_not_the_announced_one(attack: Adversary) -> None:
-    """What was fetched is not what the assignment names, or is no broadcast at all."""
+    """What was fetched is not what the assignment names, or is not a broadcast at all."""
     assert attack.assign("a", attack.assignment(), b"other").refused is RefusalCode.CONTEXT
     assert attack.assign("a", attack.assignment(broadcast=b"junk"), b"junk").refused is RefusalCode.CONTEXT
     assert attack.kinds("a")["reserve"] == 0
@@ -257,7 +257,7 @@ def test_broadcast_that_is_not_the_announced_one(attack: Adversary) -> None:
 
 def test_another_broadcast_than_the_assignment_names_however_valid(attack: Adversary) -> None:
     """Everyone is assigned one broadcast and a site is served another, which decodes: its numbers would be of that one, under
-    the context of the first. Asked again after its answer, it is no less strict."""
+    the context of the first. Asked again after its answer, it is as strict."""
     named, other = (encode_broadcast({"model": np.full(3, value)}) for value in (0.0, 1.0))
     for announced, served in ((named, other), (named, b""), (b"", other)):
         assert attack.assign("a", attack.assignment(broadcast=announced), served).refused is RefusalCode.CONTEXT

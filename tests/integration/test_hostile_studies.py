@@ -72,7 +72,7 @@ def test_study_with_changed_defaults_has_no_signature(attack: Adversary) -> None
 
 
 def test_study_that_leaves_something_to_defaults(attack: Adversary) -> None:
-    """A default that a later version could change under the signature is no study."""
+    """A default that a later version could change under the signature is not a study."""
     value = parse_canonical(attack.study.to_bytes(), what="study")
     del value["data"]["missing"]
     data = canonical(value)
@@ -356,7 +356,7 @@ def test_a_share_of_an_earlier_study_or_roster_does_not_open(attack: Adversary) 
 
 
 def test_shares_are_drawn_once_and_both_sides_mix_the_same_seed(attack: Adversary) -> None:
-    """Asked again, after a restart too, a site seals the same shares; where a box is missing there is no seed."""
+    """Asked again, after a restart too, a site seals the same shares; where a box is missing it gets no seed."""
     enrolments = attack.enrolments()
     first = attack.boxes(enrolments)
     shares = {name: attack.spied(name).shares for name in NAMES}

@@ -28,7 +28,7 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 
 class Cohort:

@@ -1,4 +1,4 @@
-"""Logging in with an identity provider: over real HTTPS, from the browser's visit to a study; what is no login is refused."""
+"""Logging in with an identity provider: over real HTTPS, from the browser's visit to a study; other requests are refused."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_requests_that_ask_for_more(place: Place) -> None:
     _, named = new_key_and_csr("root", Role.ANALYST)
     with pytest.raises(HostileInput, match="nothing else"):
         place.issuer.issue("", named)
-    key, request = login_request(Role.OPERATOR)  # ada is no operator
+    key, request = login_request(Role.OPERATOR)  # ada is not an operator
     with pytest.raises(HostileInput, match="in no group whose members are operators"):
         place.issuer.issue(place.token(key.fingerprint), request)
     key, request = login_request(Role.ANALYST)

@@ -202,7 +202,7 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
         ):
             ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong))  # type: ignore[misc]
         hub.receipt("d", key, attempt, payload.receipt)
-        hub.receipt("d", key, attempt, payload.receipt)  # the same again is no fault
+        hub.receipt("d", key, attempt, payload.receipt)  # the same again is not a fault
         second = sign_receipt(replace(own, number=99), signer)
         ring.refused(lambda: hub.receipt("d", key, attempt, second), match="second")
         ring.refused(send(count, good[0]))
@@ -257,7 +257,7 @@ def test_answers_that_their_sender_did_not_sign(ring: Ring) -> None:
             ring.refused(send(CheckAnswer(other, good.signature)))
         send(good)()
         before = ring.state()
-        send(good)()  # the same again is no fault
+        send(good)()  # the same again is not a fault
         send(ring.answer("d", words))()  # nor under another signature of the same words
         assert ring.state() == before
         ring.refused(send(ring.answer("d", (1, 2, 3))), match="second")
@@ -413,7 +413,7 @@ def test_refusals_of_someone_outside_the_cohort(ring: Ring, phase: RoundPhase) -
 
 
 def test_a_consent_that_does_not_come_in_time_loses_the_round(ring: Ring) -> None:
-    """Others have paid: there is no other attempt, and the reason names who was waited for."""
+    """Others have paid: no other attempt begins, and the reason names who was waited for."""
 
     def attack(ring: Ring) -> None:
         for name in "abc":

@@ -33,7 +33,7 @@ from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_proto import SOFTWARE
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 NAMES = ("a", "b", "c")
 DECISIONS = ("approval", "decline", "expired", "policy")

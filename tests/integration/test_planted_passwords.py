@@ -274,7 +274,7 @@ def commands(role: str, path: Path) -> list[list[str]]:
 def test_a_secret_in_a_malformed_configuration_is_not_repeated(
     role: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VEILSUM_DEBUG", "1")  # the whole trace of what is no typed error
+    monkeypatch.setenv("VEILSUM_DEBUG", "1")  # the whole trace of what is not a typed error
     path = tmp_path / f"{role}.toml"
     base = 'coordinator = "host:1"\n' if role == "participant" else ""
     for text in MALFORMED[role]:

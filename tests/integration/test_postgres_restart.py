@@ -30,7 +30,7 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_participant.front import channel
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 NAMES = "abc"
 WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, check=60, grace=30, database=60)

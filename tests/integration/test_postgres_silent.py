@@ -22,7 +22,7 @@ from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.transport.channel import open_channel
 from veilsum_privacy.ledger import Kind
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 NAMES = "abc"
 WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, check=60, grace=30, database=60)

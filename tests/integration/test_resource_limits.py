@@ -28,7 +28,7 @@ from veilsum_node.transport import route
 from veilsum_node.transport.channel import open_channel
 from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
+from veilsum_proto.services import CoordinationStub, StudiesStub
 
 CONNECTIONS = 24
 SECONDS = 3.0

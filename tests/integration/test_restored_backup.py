@@ -38,7 +38,7 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 COORDINATOR = "coordinator"
 
@@ -260,7 +260,7 @@ def test_a_mirror_that_lies_changes_nothing(attack: Adversary, tmp_path: Path) -
 
 
 def test_a_release_that_was_not_confirmed_before(attack: Adversary, tmp_path: Path) -> None:
-    """The coordinator tells of the release again: the recovered charge is no lost one."""
+    """The coordinator tells of the release again: the recovered charge is not a lost one."""
     copy = backed_up(attack, tmp_path)
     attack.collect()
     attack.consents()

@@ -23,7 +23,7 @@ from veilsum_participant.protocol.contributions import Contributions
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 ROUNDS = 12
 SITES = "abc"

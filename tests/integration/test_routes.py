@@ -30,7 +30,7 @@ from veilsum_node.transport.route import Proxy, Route, UnreachableError, as_rout
 from veilsum_participant.boundary.front import ObjectKind
 from veilsum_participant.session.channel import UndeliveredError
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub
+from veilsum_proto.services import CoordinationStub
 
 
 @pytest.fixture(scope="module")

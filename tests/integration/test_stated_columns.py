@@ -183,7 +183,7 @@ def test_an_owner_sees_the_columns_on_asking(tmp_path: Path) -> None:
     assert shown[0].detail == f'columns = ["37", "{MRN}", "f"]'
     assert [MRN in item.detail + item.advice for item in shown[1:]] == [False] * (len(shown) - 1)
     refused = [item.status for item in shown if "every study is refused" in item.detail]
-    assert refused == [CheckOutcome.FAILED]  # a participant that answers nobody is no healthy one
+    assert refused == [CheckOutcome.FAILED]  # a participant that answers nobody is not a healthy one
 
 
 def test_a_first_line_is_counted_by_the_schemas_columns(tmp_path: Path) -> None:

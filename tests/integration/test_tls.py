@@ -30,7 +30,7 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import hello
 from veilsum_proto import PROTOCOL_VERSIONS, SERVICES
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
+from veilsum_proto.services import CoordinationStub, StudiesStub
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def test_the_second_host_waits_and_then_pays_for_the_first(tmp_path: Path, capsy
 
 @pytest.mark.system
 def test_a_host_that_starts_again_has_its_session_again(tmp_path: Path) -> None:
-    """A process that was killed is no second host."""
+    """A process that was killed is not a second host."""
     with running_processes(tmp_path, make_data("abc"), waits=WAITS, budget=(10.0, 1e-5)) as network:
         for _ in range(2):
             network.participants["a"].kill()

@@ -22,7 +22,7 @@ from veilsum_node.identity import Authority, Credentials, Label, Role, SigningKe
 from veilsum_node.transport.channel import greet, open_channel
 from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
+from veilsum_proto.services import CoordinationStub, StudiesStub
 
 DAY = 86_400
 STUDY = bytes(32)

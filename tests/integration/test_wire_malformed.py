@@ -19,7 +19,7 @@ from veilsum_node.identity import Credentials
 from veilsum_node.transport.channel import open_channel
 from veilsum_proto import MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
+from veilsum_proto.services import CoordinationStub, StudiesStub
 
 NAMES = "abc"
 STUDY = bytes(range(32))

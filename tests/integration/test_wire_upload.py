@@ -23,7 +23,7 @@ from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 
 @dataclass

@@ -25,7 +25,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.transport.channel import open_channel
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 RECORDS, WIDTH = 8, 4
 WAITS = Waits(enrol=3600, seal=3600, contribute=3600, consent=3600, check=900, grace=30)

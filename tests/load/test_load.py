@@ -41,4 +41,4 @@ def test_many_participants_finish_and_come_back_after_a_kill() -> None:
                 chunk.data for chunk in here.studies.Result(pb.ResultRequest(study=shown.study, file="manifest.json"))
             )
             counted = json.loads(data)["summary"]["records"][0]["count"]["value"]
-            assert counted == pytest.approx(COUNT * RECORDS, abs=1e-4)  # there is no noise, only the grid
+            assert counted == pytest.approx(COUNT * RECORDS, abs=1e-4)  # without noise, only the grid

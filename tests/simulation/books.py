@@ -104,7 +104,7 @@ class Book:
                 require(last not in PAID, f"{where} after {last}")
                 self.paid.setdefault((row["study"], row["round"]), context)
             case "refusal":
-                require(self.refuses, f"{where}, of which there is no cause")
+                require(self.refuses, f"{where}, which has no cause")
                 return
             case _:
                 return

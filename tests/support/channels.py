@@ -13,7 +13,7 @@ from veilsum_participant.boundary.calls import Direct
 from veilsum_participant.front.answering import Front, told
 from veilsum_participant.front.channel import GrpcChannel
 from veilsum_participant.session.channel import SiteChannel
-from veilsum_proto.federation_pb2_grpc import CoordinationStub
+from veilsum_proto.services import CoordinationStub
 
 
 class OpenChannel(SiteChannel):

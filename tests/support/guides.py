@@ -64,7 +64,7 @@ def read_blocks(path: Path) -> list[Block]:
     """Every fenced block and every mark that stands alone, in the page's order.
 
     Raises:
-        ValueError: a comment is no mark that a walk knows, a mark belongs to no block, or a fence is not closed.
+        ValueError: a comment is not a mark that a walk knows, a mark belongs to no block, or a fence is not closed.
     """
     found: list[Block] = []
     marks: dict[str, str] = {}

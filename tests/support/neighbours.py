@@ -565,7 +565,7 @@ class _TreeGradients(Neighbours):
             leaves = np.zeros((4, 4, 3))
             leaves[0] = [[0, 600, 0], [0, 600, 0], [0, 600, 600], [0, 600, 600]]
         model = {
-            "features": rng.integers(0, 4, (4, 3)).astype(np.float64),  # an outcome is no feature
+            "features": rng.integers(0, 4, (4, 3)).astype(np.float64),  # an outcome is not a feature
             "thresholds": rng.uniform(-0.5, 0.5, (4, 3)),
             "leaves": leaves,
             "base": np.full(3 if leaves.ndim > 2 else 1, margin),

@@ -21,7 +21,7 @@ from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 PATIENCE = 240.0
 """Seconds after which a test takes something for stuck; no test passes or fails by how long anything takes."""

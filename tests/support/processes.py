@@ -43,7 +43,7 @@ from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
+from veilsum_proto.services import StudiesStub
 
 OVER = ("finished", "failed", "aborted")
 VEILSUM = ("-m", "veilsum_deploy.cli")

@@ -22,7 +22,7 @@ HOSTILE: dict[str, list[pb.SharedSample]] = {
     "a metric of another list": [sample(77)],
     "more than are read": [sample(STEP, "compute")] * 257,
     "one twice": [sample(VERIFIED), sample(VERIFIED, value=0.0)],
-    "a population that is no name": [sample(SPENT, "Records of Anna")],
+    "a population that is not a name": [sample(SPENT, "Records of Anna")],
     "a population with a line": [sample(SPENT, 'a"} 1\nveilsum_rounds_total{method="x')],
     "a population without a name": [sample(SPENT)],
     "a long population": [sample(SPENT, "a" * 65)],

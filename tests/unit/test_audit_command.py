@@ -369,7 +369,7 @@ def test_the_annex_counts_peers_by_their_pins_or_their_directory(site: SiteFiles
     policy = site.config.read_text()
     site.config.write_text(f'{policy}[policy.trusted]\nnorth = "{"1" * 64}"\nsouth = "{"2" * 64}"\n')
     said = answers(twin(site, capsys)[0])["Trust model"]
-    assert "counts the noise of 1 pinned peer and" in said  # a site is no peer of its own
+    assert "counts the noise of 1 pinned peer and" in said  # a site is not its own peer
     site.config.write_text(f'{policy}directory = "directory.json"\nnot_trusted = ["south"]\n')
     said = answers(twin(site, capsys)[0])["Trust model"]
     assert "pinned peer" not in said

@@ -210,7 +210,7 @@ def test_without_noise_figures_are_exact() -> None:
 
 
 def test_the_calibration_errors_interval_covers_what_many_records_have() -> None:
-    """Sampling alone: bins of fixed gaps, all of one sign, so that the error is no folded one."""
+    """Sampling alone: bins of fixed gaps, all of one sign, so that the error is not a folded one."""
     rng, share = np.random.default_rng(5), np.array([0.5, 0.62, 0.8])
     middles = 0.5 + 0.5 * (np.arange(3) + 0.5) / 3
     truth = float(np.mean(np.abs(middles - share)))

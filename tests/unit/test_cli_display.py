@@ -318,7 +318,7 @@ def test_nobody_is_told_an_end_before_a_release_was_timed() -> None:
     pace = Pace(hands)
     before, first, second = long_study(done=3)[1:]
     assert pace.left(before) == ""
-    hands.now += 60.0  # waiting for everyone is no measure of a round
+    hands.now += 60.0  # waiting for everyone is not a measure of a round
     assert pace.left(first) == ""
     hands.now += 1.0
     assert pace.left(second) == ""

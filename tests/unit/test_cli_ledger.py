@@ -294,7 +294,7 @@ def test_an_export_verifies_as_its_ledger_does(
         assert (code, body["valid"], body["entry"], where in body["fault"]) == (1, False, None, True)
         assert str(out) in body["fault"]
         assert body["advice"]
-        code, _, err = run(capsys, "verify", played.state(name), "--against", out)  # a broken witness is no answer
+        code, _, err = run(capsys, "verify", played.state(name), "--against", out)  # a broken witness is not an answer
         assert (code, str(out) in err) == (2, True)
         assert run(capsys, "show", out)[0] == 2
 

@@ -138,7 +138,7 @@ def test_every_json_line_is_one_object_that_says_what_was_given(
     line = JsonFormatter().format(make_record("said: %s", argument, extra=extra))
     assert line.isascii()
     assert line.isprintable()  # no line break, no control, nothing that turns text round
-    fields = json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    fields = json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert list(fields)[:4] == ["time", "level", "logger", "message"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", fields["time"])
     assert (fields["level"], fields["logger"]) == ("error", "veilsum.test")

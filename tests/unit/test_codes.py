@@ -288,7 +288,7 @@ def test_all_sources_give_the_same_groups(tmp_path: Path, form: str) -> None:
     parts = list(stream_records(path, SCHEMA, None, rows=4))
     assert (np.concatenate([part.features for part in parts]) == records.features).all()
     assert counts.missing == {"dx": 6, "ill": 6, "filled": 6}
-    assert counts.invalid == {"dx": 3, "ill": 2, "filled": 3}  # "042" is no code of ICD-10, but some code
+    assert counts.invalid == {"dx": 3, "ill": 2, "filled": 3}  # "042" is not a code of ICD-10, but some code
     report = check_dataset(path, SCHEMA)
     assert report.totals["ill"] == {FindingKind.OTHER_CODE: 4, FindingKind.UNKNOWN_CATEGORY: 2, FindingKind.MISSING: 6}
     assert report.totals["dx"] == {FindingKind.UNKNOWN_CATEGORY: 3, FindingKind.MISSING: 6}

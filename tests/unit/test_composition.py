@@ -16,11 +16,18 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.accounting import estimate, inversion
+from veilsum_privacy.accounting import estimate
 from veilsum_privacy.accounting.domination import Direction
-from veilsum_privacy.accounting.estimate import GRID_ERROR, composed_epsilon, epsilon_by_grid
+from veilsum_privacy.accounting.estimate import (
+    GRID_ERROR,
+    Line,
+    choose_line,
+    composed_epsilon,
+    epsilon_by_grid,
+    epsilon_by_inversion,
+    surely_within,
+)
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
-from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
 from veilsum_privacy.accounting.losses import LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,
@@ -227,13 +234,13 @@ def test_inversion_and_grid_agree(
 @pytest.mark.parametrize("ratio", [1e-4, 0.01, 1.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
 def test_both_ways_meet_the_analytic_gaussian(ratio: float, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, chunks = inversion._log_moments, iter(range(8))  # few points decide
+    real, chunks = estimate._log_moments, iter(range(8))  # few points decide
 
     def moments(*arguments: Any) -> Any:
         next(chunks)
         return real(*arguments)
 
-    monkeypatch.setattr(inversion, "_log_moments", moments)
+    monkeypatch.setattr(estimate, "_log_moments", moments)
     steps, curve = make_steps([], ratio)
     exact, line, guarantee = analytic_gaussian_epsilon(ratio, delta), choose_line(curve, delta), standard_epsilon(curve, delta)
     for direction in DIRECTIONS:

@@ -296,7 +296,7 @@ def test_every_path_is_taken_from_the_files_directory_and_nothing_else_changes(t
 @pytest.mark.parametrize(
     ("name", "known", "said"),
     [
-        ("rounds", ["records", "steps"], "Known: records, steps."),  # what resembles nothing is no slip
+        ("rounds", ["records", "steps"], "Known: records, steps."),  # what resembles nothing is not a slip
         ("optimizer", ["optimiser", "steps"], "Did you mean 'optimiser'?"),
         ("round", ["rounds", "records"], "Did you mean 'rounds'?"),
         ("espilon", ["epsilon", "delta"], "Did you mean 'epsilon'?"),

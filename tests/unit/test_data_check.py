@@ -76,7 +76,7 @@ def test_every_violation_is_placed(tmp_path: Path) -> None:
         "",
         "40,f,2",  # row 6, line 9
         "?,f,1",  # row 7, line 10
-        "40,f,1",  # row 8, line 11: beyond max_records = 6, since row 3 is no record
+        "40,f,1",  # row 8, line 11: beyond max_records = 6, since row 3 is not a record
     ]
     report = check_dataset(write(tmp_path, "\n".join(lines) + "\n"), SCHEMA)
     places = [(violation.kind, violation.row, violation.line, violation.column) for violation in report.violations]
@@ -166,7 +166,7 @@ def test_heart_disease(name: str, rows: int) -> None:
 
 
 def test_a_query_of_misses_on_any_database(tmp_path: Path) -> None:
-    """SQLite yields texts: no number is no record of nothing, and 0 is not true."""
+    """SQLite yields texts: a missing number is not a record of nothing, and 0 is not true."""
     with sqlite3.connect(tmp_path / "clinic.db") as connection:
         connection.execute("CREATE TABLE people (age, sex, ill)")
         connection.execute("INSERT INTO people VALUES (30, 'f', 0)")

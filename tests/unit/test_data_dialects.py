@@ -214,7 +214,7 @@ def test_what_stands_behind_a_member_is_read_or_refused(
 
 
 def test_numbers_with_a_decimal_comma(tmp_path: Path) -> None:
-    """A point is no number's there: 1.234 may be a thousand. Texts keep theirs, and missing numbers are found by value."""
+    """There a point groups digits: 1.234 is a thousand. Texts keep theirs, and missing numbers are found by value."""
     schema = DatasetSchema(
         columns=(NumberColumn(name="x", low=-2000, high=2000), CategoryColumn(name="c", categories=("1,5", "a.b"))),
         missing=("-9.5",),

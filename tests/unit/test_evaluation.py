@@ -462,7 +462,7 @@ def test_a_simulation_takes_the_model_from_its_result(tmp_path: Path) -> None:
     assert draft.request.parameters["sha256"] == result_model(result).sha256
     assert set(draft.broadcast) == set(result_model(result).arrays)
     data = records(5)
-    assert draft.encode(data) is data  # the model is no encoder
+    assert draft.encode(data) is data  # the model is not an encoder
 
 
 # -- the method ------------------------------------------------------------------------------------------------------------

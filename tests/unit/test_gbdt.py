@@ -128,7 +128,7 @@ def test_two_classes_take_the_same_step_as_one_log_odds() -> None:
     """What algorithm 6 is scaled by: with two classes the scores' difference moves as the logistic loss' margin does."""
     rng = np.random.default_rng(1)
     gradient, hessian = rng.normal(0.0, 5.0, (4, 8)), rng.uniform(0.0, 9.0, (4, 8))
-    noise = rng.normal(0.0, 3.0, (4, 8, 1))  # the same in both classes, so it is no part of their difference
+    noise = rng.normal(0.0, 3.0, (4, 8, 1))  # the same in both classes, so it is not part of their difference
     one = newton_leaves(LeafSums(gradient, hessian, 2.0, 1.0), 1.0, 1.0)
     pair = LeafSums(
         np.stack([-gradient, gradient], axis=2) + noise, np.stack([hessian, hessian], axis=2), 2.0 * np.sqrt(2.0), 1.0

@@ -347,7 +347,7 @@ class _Free(nn.Module):
 
 
 class _Words(nn.Module):
-    """A Linear layer over positions, whose gradient by record is no outer product."""
+    """A Linear layer over positions, whose gradient by record is not an outer product."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -658,7 +658,7 @@ def test_a_new_key_is_named_before_it_signs(ledger: Ledger) -> None:
     renewed = replace(credentials_of(), identity=credentials_of(days=1000).identity)
     assert renewed.identity.certificate != credentials_of().identity.certificate
     open_ledger(ledger.database, credentials=renewed)
-    assert not ledger.entries(kind=Kind.KEY), "a renewed certificate of the same key is no new key"
+    assert not ledger.entries(kind=Kind.KEY), "a renewed certificate of the same key is not a new key"
     second = credentials_of(secret=2)
     again = open_ledger(ledger.database, credentials=second)
     charge(again, make_reservation(1))

@@ -223,7 +223,7 @@ def test_a_countersignature_covers_the_receipts_in_their_order() -> None:
     assert verify_countersignature(signed, CENTRE.identity, STUDY, CONTEXT, receipts) == word
     again = sign_receipt(any_receipt(STUDY, "north", context=CONTEXT), NORTH.signing_key)
     assert verify_countersignature(signed, CENTRE.identity, STUDY, CONTEXT, [again, receipts[1]]) == word, (
-        "another signature of the same words is no other receipt"
+        "another signature of the same words is not another receipt"
     )
     for changed in ([receipts[1], receipts[0]], receipts[:1], [*receipts, receipts[0]], []):
         with pytest.raises(HostileInput, match="different receipts"):

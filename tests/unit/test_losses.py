@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.accounting import estimate, inversion
+from veilsum_privacy.accounting import estimate
 from veilsum_privacy.accounting.domination import Direction, normal_mass, power
-from veilsum_privacy.accounting.estimate import GRID_ERROR, epsilon_by_grid
-from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
+from veilsum_privacy.accounting.estimate import (
+    GRID_ERROR,
+    Line,
+    choose_line,
+    epsilon_by_grid,
+    epsilon_by_inversion,
+    surely_within,
+)
 from veilsum_privacy.accounting.losses import LossSteps, plan_quadrature, window
 from veilsum_privacy.accounting.renyi import ORDERS
 
@@ -127,7 +133,7 @@ def test_quadrature_finds_moments_to_thirteen_digits(direction: Direction) -> No
             steps = steps_of(*((rate, shift, 1) for rate, shift in groups))
             for index, (rate, shift) in enumerate(groups):
                 alone = steps.take(np.array([index]))
-                found = inversion._log_moments(alone, direction, c, plan_quadrature(alone, direction, c, largest), v)
+                found = estimate._log_moments(alone, direction, c, plan_quadrature(alone, direction, c, largest), v)
                 scale = moment(rate, shift, direction, c + 0j).real
                 exact = np.array([moment(rate, shift, direction, c + 1j * each) for each in v])
                 np.testing.assert_allclose(np.exp(found - scale), np.exp(exact - scale), rtol=0, atol=2e-13)
@@ -139,15 +145,15 @@ def test_moments_of_many_steps_are_multiplied(direction: Direction, monkeypatch:
     v = 0.4 * np.arange(5, 9)
     exact = sum(n * np.array([moment(q, shift, direction, 1.5 + 1j * each) for each in v]) for q, shift, n in groups)
     for batch in (1, 300, 1 << 14):
-        monkeypatch.setattr(inversion, "_BATCH", batch)
+        monkeypatch.setattr(estimate, "_BATCH", batch)
         for chosen in (groups, groups[::-1]):
             steps = steps_of(*chosen)
-            found = inversion._log_moments(steps, direction, 1.5, plan_quadrature(steps, direction, 1.5, v[-1]), v)
+            found = estimate._log_moments(steps, direction, 1.5, plan_quadrature(steps, direction, 1.5, v[-1]), v)
             np.testing.assert_allclose(found.real, exact.real, rtol=1e-11, atol=1e-11)
             np.testing.assert_allclose(np.exp(1j * (found - exact).imag), 1.0, rtol=0, atol=1e-10)
     none = steps_of()
     np.testing.assert_array_equal(
-        inversion._log_moments(none, direction, 1.0, plan_quadrature(none, direction, 1.0, 9.0), v), np.zeros(4)
+        estimate._log_moments(none, direction, 1.0, plan_quadrature(none, direction, 1.0, 9.0), v), np.zeros(4)
     )
 
 
@@ -194,12 +200,12 @@ def test_chernoffs_bound_is_where_it_should_be(
 @given(limit=st.floats(0, 600), part=st.floats(0, 1))
 def test_the_smallest_is_rounded_up_by_a_hair(limit: float, part: float) -> None:
     true = limit * part
-    found = inversion._smallest(lambda epsilon: epsilon >= true, limit)
+    found = estimate._smallest(lambda epsilon: epsilon >= true, limit)
     assert found is not None
     assert true <= found <= true + 1e-7 * max(1.0, true) * 1.001
-    assert inversion._smallest(lambda epsilon: True, limit) == 0.0
-    assert inversion._smallest(lambda epsilon: epsilon > limit * (1 + 2e-9) + 2e-9, limit) is None
-    assert inversion._smallest(lambda epsilon: epsilon >= limit * (1 + 0.9e-9) + 0.9e-9, limit) is not None
+    assert estimate._smallest(lambda epsilon: True, limit) == 0.0
+    assert estimate._smallest(lambda epsilon: epsilon > limit * (1 + 2e-9) + 2e-9, limit) is None
+    assert estimate._smallest(lambda epsilon: epsilon >= limit * (1 + 0.9e-9) + 0.9e-9, limit) is not None
 
 
 @pytest.mark.parametrize(("ratio", "c", "spacing", "delta"), [(0.5, 3.0, 0.21, 1e-5), (0.04, 20.0, 0.9, 1e-3)])
@@ -218,7 +224,7 @@ def test_what_is_left_out_of_the_integral_is_bounded(ratio: float, c: float, spa
             return float(spacing / math.pi * (waves.sum() - waves[0] / 2)) + added * math.exp(-c * epsilon) - delta
 
         ends = [_root(lambda epsilon, added=added: missing(epsilon, added)) for added in (0.0, left_out)]
-        found = inversion._solve_inversion(log_m, last, c, spacing, delta, 9.0)
+        found = estimate._solve_inversion(log_m, last, c, spacing, delta, 9.0)
         told.append(found is not None)
         if found is not None:
             assert ends[1] <= found + 1e-10
@@ -231,7 +237,7 @@ def test_what_is_left_out_of_the_integral_is_bounded(ratio: float, c: float, spa
         previous = found
     assert not told[0]
     assert told[-1]
-    assert inversion._solve_inversion(log_m, last, c, spacing, delta, 0.1) is None
+    assert estimate._solve_inversion(log_m, last, c, spacing, delta, 0.1) is None
 
 
 def _root(function: Callable[[float], float]) -> float | None:
@@ -252,9 +258,9 @@ def test_points_are_doubled_until_work_is_too_much(direction: Direction, monkeyp
         np.testing.assert_allclose(quadrature.spacing, planned.spacing)
         return real(steps, direction, c, quadrature, v)
 
-    real = inversion._log_moments
-    monkeypatch.setattr(inversion, "_log_moments", spy)
-    monkeypatch.setattr(inversion, "_LARGEST_WORK", 2e5)
+    real = estimate._log_moments
+    monkeypatch.setattr(estimate, "_log_moments", spy)
+    monkeypatch.setattr(estimate, "_LARGEST_WORK", 2e5)
     assert epsilon_by_inversion(steps, direction, line, 1e-7, 9.0) is None
     np.testing.assert_allclose(np.concatenate(chunks), 2 * math.pi / 12 * np.arange(sum(map(len, chunks))))
     assert [len(chunk) for chunk in chunks[1:]] == [32 * 2**index for index in range(len(chunks) - 1)]

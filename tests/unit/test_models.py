@@ -135,7 +135,7 @@ def test_renumbered_channels_compute_the_same(key: str) -> None:
     before = outputs(architecture, arrays, x)
     moved = permute(arrays, groups, orders)
     np.testing.assert_allclose(outputs(architecture, moved, x), before, atol=1e-10)
-    for group in groups:  # each group shows: without what reads it, renumbering is no symmetry
+    for group in groups:  # each group shows: without what reads it, renumbering changes the model
         broken = permute(arrays, [group._replace(consumed=())], {group.name: orders[group.name]})
         assert np.abs(outputs(architecture, broken, x) - before).max() > 1e-6, group.name
 

@@ -83,7 +83,7 @@ def spelled(value: Any, kind: str) -> str | None:
 
 
 def number(value: Any, kind: str) -> float:
-    """What a number column makes of a cell: NaN where there is no number."""
+    """What a number column makes of a cell: NaN where it holds none."""
     if value is None:
         return math.nan
     if isinstance(value, bool | int | float | Decimal | np.floating):

@@ -301,7 +301,7 @@ def test_keys_given_away_open_no_sum_that_nobody_consented_to(monkeypatch: Patch
     assert len(set(values.tolist())) < 8, "without the self-mask of the data the sum lies open"
 
 
-# -- 6. a plain modulus that is no prime -----------------------------------------------------------------------------------
+# -- 6. a plain modulus that is not a prime -------------------------------------------------------------------------------
 
 
 def test_half_of_an_even_modulus_would_pass(monkeypatch: Patch) -> None:
@@ -365,7 +365,7 @@ def test_no_two_streams_share_a_key_and_none_gives_its_secret_away(monkeypatch: 
 
 def equivocated(members: Members) -> tuple[Evidence, Played, list[Signed]]:
     """A false sum, fixed before the challenge, in which one word is the attackers'; the honest members consent to a list in
-    which the attacker's answer is no answer. Then everything opens, and it signs the answer that makes the false sum right."""
+    which the attacker's answer is not one. Then everything opens, and it signs the answer that makes the false sum right."""
     sent = [members.contribute(name, values) for name, values in zip(members.names, small_vectors(members), strict=True)]
     true = members.add(sent)
     for amount in range(1, 50):
@@ -473,7 +473,7 @@ def test_grinding_receipts_gives_other_challenges_and_no_answer() -> None:
     assert again.signature != played.receipts[-1].signature
     assert check_words.challenge(members.context, [played.receipts[0].body, again.body], fixed) == check_words.challenge(
         members.context, [item.body for item in played.receipts], fixed
-    ), "a signature made anew is no new try"
+    ), "a signature made anew is not a new try"
 
 
 def test_two_cohorts_do_not_open_together() -> None:

@@ -178,7 +178,7 @@ def test_no_name_and_no_value_ends_in_another_error_or_shows_the_value(
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60))
 def test_a_text_arrives_as_it_is(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    """What is no TOML is taken as it stands; what is a TOML text loses its quotes."""
+    """What is not TOML is taken as it stands; what is a TOML text loses its quotes."""
     path = tmp_path_factory.getbasetemp() / "text.toml"
     path.write_text("")
     config = load_settings(path, CoordinatorConfig, environment={"VEILSUM__DATABASE": text}).config

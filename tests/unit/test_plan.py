@@ -43,7 +43,7 @@ from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesServicer, add_StudiesServicer_to_server
+from veilsum_proto.services import StudiesServicer, add_StudiesServicer_to_server
 
 pytestmark = pytest.mark.usefixtures("few_rehearsals")
 

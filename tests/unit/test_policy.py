@@ -291,7 +291,7 @@ def test_a_site_that_is_not_invited() -> None:
 
 
 def test_cost_is_held_at_the_budgets_delta() -> None:
-    """At a smaller delta the same noise costs more; the study's own delta counts only where there is no budget."""
+    """At a smaller delta the same noise costs more; the study's own delta counts only without a budget."""
     study = make_study(delta=1e-3)
     assert study_epsilon(study, 1e-3) <= 1.0 < study_epsilon(study, 1e-5)
     assert codes(study, make_config(), delta=1e-5) == [RefusalCode.EPSILON]

@@ -386,7 +386,7 @@ def test_a_refused_release_stands_once(connection: Connection, site: Any, earlie
 
 @pytest.mark.parametrize(("today", "taken"), [(255, True), (256, False), (257, False)])
 def test_a_day_has_room_for_so_many_refusals(connection: Connection, site: Any, today: int, taken: bool) -> None:
-    """What is a day old, and what is no refusal, does not count; an operator's word is always taken up."""
+    """What is a day old, and what is not a refusal, does not count; an operator's word is always taken up."""
     for number in range(today):
         site.ledger.add(NOW - (DAY - 1 if number % 2 else 0), context=bytes([number % 2]) * 32)
     for _ in range(9):

@@ -24,7 +24,7 @@ print(json.dumps([
     [item["num_threads"] for item in threadpool_info()], numpy.linalg.solve(matrix @ matrix.T, matrix).tobytes().hex()[:4000]
 ]))
 """
-"""The command fails, for there is no configuration; what it set first holds for what is loaded after it."""
+"""The command fails for want of a configuration; what it set first holds for what is loaded after it."""
 
 
 @pytest.mark.system

@@ -168,7 +168,7 @@ def test_single_values_of_any_kind_meet_in_blocks_of_one_record(operation: np.uf
 @settings(max_examples=60, deadline=None)
 @given(row=rows_at_random(), seed=st.integers(0, 2**32 - 1), n=st.integers(1, 20))
 def test_a_row_is_the_same_in_blocks_of_any_size(cached: int, held: int, row: Symbol, seed: int, n: int) -> None:
-    """Down to one record, as where a row is wide: then what is public is no shorter than what is not."""
+    """Down to one record, as where a row is wide: then what is public is as long as what is not."""
     records, graph = hostile(np.random.default_rng(seed), n), traced(row)
     whole = rows_of(graph, records)
     with pytest.MonkeyPatch.context() as patched:

@@ -76,7 +76,7 @@ def test_a_method_goes_on_from_the_values_that_its_sites_have(method: str, epsil
 
 
 def test_what_must_be_exact_stays_so() -> None:
-    """Seeds are whole numbers up to 2^53; a centre, weights and everything else that is no model's too."""
+    """Seeds are whole numbers up to 2^53; a centre, weights and everything else outside a model too."""
     study = compiled("fedavg", TRAINED["fedavg"])
     task = AgreedStudy(study).tasks[0]
     seeds = {"training.seeds": np.array([[2.0**53 - 1, 2.0**52 + 1]])}

@@ -54,7 +54,7 @@ def holds(thing: Any, depth: int = 4) -> bool:
 
 def way(read: Callable[[], Any]) -> list[tuple[str, str]]:
     """Module and name of each call in the data package that gets or gives the value, in the order in which they have it."""
-    read()  # what is imported and kept the first time is no part of it
+    read()  # what is imported and kept the first time is not part of it
     met: dict[FrameType, tuple[str, str]] = {}
 
     def profile(frame: FrameType, event: str, given: Any) -> None:

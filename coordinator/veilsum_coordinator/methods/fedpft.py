@@ -16,8 +16,6 @@ each class's mean and spread, from which centres are laid out; each further one 
 Everything here is post-processing of releases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -39,13 +37,7 @@ from veilsum_coordinator.parts.alignment import (
 )
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.generation import (
-    NO_CLASS,
-    FeatureUse,
-    GenerationParameters,
-    generation_plans,
-    run_generation,
-)
+from veilsum_coordinator.parts.generation import NO_CLASS, FeatureUse, GenerationParameters, generation_plans, run_generation
 from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
@@ -154,7 +146,7 @@ class FedPFT(Method[FedPFTParameters]):
         """The mixture of each class, over all sites, that samples are drawn of."""
         participants, per_site = federation.study.participants, parameters.disclosure == "per-site"
 
-        def released(label: str, centres: Floats | None) -> Components:
+        def released(label: str, centres: Floats | None) -> "Components":
             arrays = {} if centres is None else {CENTRES: centres if per_site else centres[0]}
             return Components.of(federation.sum(label, {**broadcast, **arrays}), participants, per_site=per_site)
 
@@ -199,7 +191,7 @@ class Components:
     squares_std: float
 
     @classmethod
-    def of(cls, release: Release, participants: Sequence[str], *, per_site: bool) -> Components:
+    def of(cls, release: Release, participants: Sequence[str], *, per_site: bool) -> "Components":
         """The components of a release; zeros for participants that are not in it."""
         values, noise = release.values, release.noise_std
         if per_site:

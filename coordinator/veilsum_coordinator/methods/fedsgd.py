@@ -6,8 +6,6 @@ one step of an optimiser. The steps are those of DP-SGD on all records in one pl
 in place of noise at every site. How many steps there are, and so what all of them cost, stands in the study.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

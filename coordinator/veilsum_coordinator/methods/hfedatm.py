@@ -13,8 +13,6 @@ participant is in one station, so its records take part in that station's releas
 is what one station's releases cost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -195,7 +193,7 @@ class HFedATM(Method[HFedATMParameters]):
         head, arrays = network_head(objective.architecture, stations[0].rounds.trained)
         return study_result(federation, summary, p.missing, head, arrays, study.data.classes)
 
-    def _merge(self, federation: Federation, p: HFedATMParameters, stations: Sequence[Station]) -> Merged:
+    def _merge(self, federation: Federation, p: HFedATMParameters, stations: "Sequence[Station]") -> Merged:
         """One model of the stations' models, after a release of Grams at each of them where RegMean asks for it."""
         layers, grams, noise = p.layers or (), list[dict[str, Floats]](), dict[str, list[float]]()
         groups, counts = stations[0].rounds.task.architecture.channels(), [len(station.members) for station in stations]

@@ -347,7 +347,7 @@ def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequ
         levels = columns.levels(parameters.strata, "strata")
         if len(levels) > MOST_STRATA or parameters.strata in parameters.over:
             raise ConfigurationError(
-                f"strata: {parameters.strata!r} has {len(levels)} levels, of {MOST_STRATA} at most, and is no term.",
+                f"strata: {parameters.strata!r} has {len(levels)} levels, of {MOST_STRATA} at most, and is not a term.",
                 "Merge levels, or leave it out of the terms.",
             )
     time, event, censored, where = parameters.outcome, parameters.event, parameters.censored, parameters.where

@@ -3,8 +3,6 @@
 Over gRPC and in one process the behaviour is the same; methods, tasks and the mathematics cannot tell which they run on.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping

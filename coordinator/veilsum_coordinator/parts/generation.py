@@ -12,8 +12,6 @@ Features generated from released sums alone: geometries, centres, samples, and t
 Nothing here runs a release or reads a record. It is post-processing, and free, in any number of samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +69,7 @@ class GeneratedFeatures:
         scale: Literal["std", "eigenvalue"],
         seed: int,
         noise: NoiseInWeights | None = None,
-    ) -> GeneratedFeatures:
+    ) -> "GeneratedFeatures":
         """Around the mean of each known class over all sites."""
         classes = np.flatnonzero(geometry.counts > 0.0).astype(np.int64)
         sites = np.full(len(classes), -1, dtype=np.int64)
@@ -262,7 +260,7 @@ class FeatureUse:
     source: str | None = None
 
     @classmethod
-    def of(cls, inputs: Inputs, clip: float, missing: Missing, alignment: AlignmentParameters | None = None) -> FeatureUse:
+    def of(cls, inputs: Inputs, clip: float, missing: Missing, alignment: AlignmentParameters | None = None) -> "FeatureUse":
         """The features after the alignment of these resolved parameters, if any."""
         return cls(inputs, clip, missing, *task_alignment(alignment))
 

@@ -23,13 +23,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_a
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.generation import Generation
-from veilsum_privacy.tasks.local_training import (
-    SEEDS,
-    STEPS,
-    WEIGHT,
-    LocalTraining,
-    LocalTrainingParameters,
-)
+from veilsum_privacy.tasks.local_training import SEEDS, STEPS, WEIGHT, LocalTraining, LocalTrainingParameters
 from veilsum_privacy.training.arrays import MODEL, flatten, to_broadcast, unflatten
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import Objective, ObjectiveSpec, iir, proto, resolve_objective, scaffold

@@ -17,13 +17,7 @@ from veilsum_aggregation.figures import Answer
 from veilsum_aggregation.group_means import mean
 from veilsum_aggregation.prediction_levels import Levels, event_levels, number_levels, rate_levels
 from veilsum_aggregation.prediction_levels import OutcomeRange as Range
-from veilsum_aggregation.prediction_quality import (
-    event_measures,
-    expit,
-    hazard_measures,
-    number_measures,
-    rate_measures,
-)
+from veilsum_aggregation.prediction_quality import event_measures, expit, hazard_measures, number_measures, rate_measures
 from veilsum_coordinator.parts.base import Inputs, TaskPlan, told_rows
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.proportional_hazards import all_times
@@ -207,10 +201,7 @@ def thinned(edges: Sequence[float]) -> tuple[float, ...]:
 def prediction_tables(study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> dict[str, list[Row]]:
     """Tables of a result: each measure, and what was observed at each level."""
     reader = _PredictionReader(study, values, noise)
-    return {
-        "measures": told_rows("measures", reader.measure_rows),
-        "levels": told_rows("levels", reader.levels),
-    }
+    return {"measures": told_rows("measures", reader.measure_rows), "levels": told_rows("levels", reader.levels)}
 
 
 class _PredictionReader:

@@ -45,12 +45,7 @@ def unit(features: Floats) -> float:
 
 
 def mlp_head(
-    features: Floats,
-    labels: Integers,
-    names: Sequence[str],
-    hidden: int,
-    descent: Descent,
-    rng: np.random.Generator,
+    features: Floats, labels: Integers, names: Sequence[str], hidden: int, descent: Descent, rng: np.random.Generator
 ) -> tuple[list[tuple[Floats, Floats]], tuple[str, ...]]:
     """A perceptron with one hidden layer, or a linear head where ``hidden`` is 0, trained on generated features.
 

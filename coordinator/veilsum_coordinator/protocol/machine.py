@@ -432,7 +432,7 @@ class StudyMachine:
             answers = [current.answers[name] for name in current.cohort]
             self._journal.keep_answers(self.digest, current.assignment, answers)
         current.agree()
-        self._away, current.broadcast = None, ()  # from here on there is no other attempt
+        self._away, current.broadcast = None, ()  # no other attempt begins from here on
         self._move(current, RoundPhase.CONSENTING)
         current.deadline = self._steady() + self._waits.consent
         self._count_consents(current)  # those that an earlier process kept

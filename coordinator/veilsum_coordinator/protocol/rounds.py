@@ -119,7 +119,7 @@ class Round:
         consents: by member.
         agreed: every member's signature under the answers that it consented to, by its name.
         checks: digest of all answers, once consent is asked for.
-        asked: whether an earlier process may have asked for consent to this sum, so that there is no other attempt.
+        asked: whether an earlier process may have asked for consent to this sum, so that no other attempt may begin.
     """
 
     number: int

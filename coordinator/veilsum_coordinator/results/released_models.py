@@ -139,11 +139,7 @@ def result_predictor(result: Result) -> ReleasedPredictor | None:
         width, scores = sum(column.width for column in columns), outcome.build(schema).scores
         spec, architecture, arrays = _built(told["head"], result.arrays, width, scores)
         by = Predictor(
-            model=spec,
-            sha256=model_digest(architecture, arrays),
-            missing=told["missing_rule"],
-            most=most,
-            cuts=outcome.cuts,
+            model=spec, sha256=model_digest(architecture, arrays), missing=told["missing_rule"], most=most, cuts=outcome.cuts
         )
         ends = _score_bounds(result) or predictor_bounds(outcome, schema, architecture, arrays, most=most)
         prediction = Prediction.model_validate({**predicts(outcome), "low": ends[0], "high": ends[1], "by": by})

@@ -65,7 +65,7 @@ def open_holdings(config: CoordinatorConfig) -> Iterator[tuple[Database, Path]]:
     """The coordinator's database, to write to beside the running coordinator, and the folder of its results.
 
     Raises:
-        StateError: there is no database.
+        StateError: the database does not exist.
     """
     place = config.database_place
     if "://" not in place and not Path(place).exists():

@@ -18,7 +18,7 @@ from veilsum_privacy.securesum.check_words import CHECKS
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationServicer
+from veilsum_proto.services import CoordinationServicer
 
 PING_SECONDS = 10.0
 MAX_BOX_BYTES = 4096

@@ -5,8 +5,6 @@ becomes "internal error", logged here with its trace and told to nobody. Every r
 has some lines a minute, and how many more there were.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

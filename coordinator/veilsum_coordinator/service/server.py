@@ -48,7 +48,7 @@ from veilsum_node.transport.tls13 import require_tls13
 from veilsum_privacy.ledger.metrics import read_mirror
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_proto import MAX_MESSAGE_BYTES, PACKAGE, SERVICES
-from veilsum_proto.federation_pb2_grpc import add_CoordinationServicer_to_server, add_StudiesServicer_to_server
+from veilsum_proto.services import add_CoordinationServicer_to_server, add_StudiesServicer_to_server
 
 POLL_SECONDS = 1.0
 

@@ -72,8 +72,7 @@ _FAMILIES = {
         lambda text: text in STEPS,
     ),
     pb.SHARED_METRIC_CERTIFICATE_EXPIRY: _Family(
-        "veilsum_shared_certificate_expiry_timestamp_seconds",
-        "When a site's certificate expires, as the site reports it.",
+        "veilsum_shared_certificate_expiry_timestamp_seconds", "When a site's certificate expires, as the site reports it."
     ),
     pb.SHARED_METRIC_SOFTWARE: _Family(
         "veilsum_shared_software_info",

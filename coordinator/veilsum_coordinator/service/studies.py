@@ -19,7 +19,7 @@ from veilsum_privacy.results.result import ARRAYS, MANIFEST, checkpoint_director
 from veilsum_privacy.study.study import MAX_STUDY_BYTES
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesServicer
+from veilsum_proto.services import StudiesServicer
 
 READERS = (Role.ANALYST, Role.OPERATOR)
 

@@ -32,13 +32,7 @@ from sqlalchemy import (
 )
 
 from veilsum_aggregation.arrays import Integers
-from veilsum_coordinator.storage.long_values import (
-    LONG,
-    METADATA,
-    SUM_PIECES,
-    drop_pieces,
-    write_pieces,
-)
+from veilsum_coordinator.storage.long_values import LONG, METADATA, SUM_PIECES, drop_pieces, write_pieces
 from veilsum_coordinator.storage.outage import CALL_SECONDS, Outage
 from veilsum_coordinator.storage.records import (
     CONSENTS,

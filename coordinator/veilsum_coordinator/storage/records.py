@@ -5,8 +5,6 @@ with its last attempt. Broadcasts are kept as digests only: the method computes 
 decisions is dropped when the study ends.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -140,7 +138,7 @@ class RoundStart:
         }
 
     @classmethod
-    def parse(cls, row: RowMapping) -> RoundStart:
+    def parse(cls, row: RowMapping) -> "RoundStart":
         """Read such a row."""
         allowed = frozenset(json.loads(row["allowed"]))
         return cls(parse_assignment(row["assignment"]), allowed, row["attempts"], row["started"], row["received"])

@@ -26,12 +26,7 @@ from veilsum_privacy.results.proof_files import begin_release_digest
 
 
 def write_release(
-    connection: Connection,
-    study: bytes,
-    number: int,
-    row: Mapping[str, Any],
-    values: Integers,
-    stored: bytes | None,
+    connection: Connection, study: bytes, number: int, row: Mapping[str, Any], values: Integers, stored: bytes | None
 ) -> bytes:
     """Store a release, or see that it is the one that is stored; returns its digest.
 

@@ -14,16 +14,7 @@ from veilsum.access import SETTINGS, AnalystConfig, resolve_access
 from veilsum.api.datasets import Dataset
 from veilsum.api.options import Options
 from veilsum.api.studies import Run
-from veilsum.tables import (
-    as_table,
-    column_values,
-    deal_rows,
-    read_sites,
-    site_files,
-    site_name,
-    split_sites,
-    write_sites,
-)
+from veilsum.tables import as_table, column_values, deal_rows, read_sites, site_files, site_name, split_sites, write_sites
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
 from veilsum_node.identity import Credentials, load_credentials
@@ -69,11 +60,7 @@ class Federation:
     """
 
     def __init__(
-        self,
-        coordinator: Coordinator,
-        credentials: Credentials,
-        closing: ExitStack,
-        schemas: Mapping[str, DatasetSchema],
+        self, coordinator: Coordinator, credentials: Credentials, closing: ExitStack, schemas: Mapping[str, DatasetSchema]
     ) -> None:
         self.coordinator, self.credentials, self.schemas = coordinator, credentials, dict(schemas)
         self._closing = closing

@@ -104,7 +104,7 @@ class Fitted:
         """Intervals, columns 0 and 1; those of 95% are the result's own.
 
         Raises:
-            Misuse: alpha is no share.
+            Misuse: alpha is not a share.
         """
         if not 0.0 < alpha < 1.0:
             raise Misuse(f"alpha = {alpha} is not between 0 and 1.", "0.05 is an interval of 95%.")

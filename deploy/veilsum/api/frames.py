@@ -1,7 +1,5 @@
 """Rows as frames of the libraries that scientists use, which are imported only when they are asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

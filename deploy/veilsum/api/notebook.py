@@ -1,7 +1,5 @@
 """What is shown while a study runs, and tables, in a notebook or on a terminal."""
 
-from __future__ import annotations
-
 import html
 import sys
 import time

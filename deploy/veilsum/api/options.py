@@ -1,7 +1,5 @@
 """What every question may state beside itself: what it may cost, whose presence it hides, who takes part."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A plan as a scientist reads it."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass

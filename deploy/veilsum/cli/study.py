@@ -191,8 +191,7 @@ def verify(
         typer.Option("--uses", help="Folder of results that the study builds on, if it evaluates a released model."),
     ] = None,
     tolerance: Annotated[
-        float,
-        typer.Option("--tolerance", help="Relative difference of numbers to accept where a machine rounds differently."),
+        float, typer.Option("--tolerance", help="Relative difference of numbers to accept where a machine rounds differently.")
     ] = 0.0,
     identity: IdentityOption = None,
     as_json: JsonOption = False,

@@ -33,7 +33,7 @@ from veilsum_node.telemetry.listener import Answer, Listener
 from veilsum_node.telemetry.logs import printable
 
 PATH = "/login"
-"""Of the service that certifies."""
+"""Path at the service that certifies."""
 
 PATIENCE_SECONDS = 300.0
 """How long the person may take at the identity provider."""

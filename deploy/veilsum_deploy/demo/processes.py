@@ -10,8 +10,6 @@ its arguments on, with files, keys, connections and randomness of its own: the s
 no thread. What it loads is :mod:`.loaded`.
 """
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os
@@ -109,7 +107,7 @@ class Processes:
         self.started[self.started.index(process)] = again
         return again
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> "Processes":
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, _interrupt) for number in _ENDING}
         return self

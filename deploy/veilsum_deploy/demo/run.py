@@ -13,8 +13,6 @@ The process is paused right after it has its keys. If its database shows that it
 was missed: it goes on, the study ends as any other, and the next study is tried.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time
@@ -211,7 +209,7 @@ def run_trial(
 @contextmanager
 def running(
     directory: Path, hospitals: Hospitals, progress: Progress, clock: Callable[[], int], terms: Terms = DEMO_TERMS
-) -> Iterator[tuple[Analyst, dict[str, Process]]]:
+) -> "Iterator[tuple[Analyst, dict[str, Process]]]":
     """A coordinator and all hospitals as processes, connected, and the analyst; they end with the context.
 
     Args:
@@ -250,7 +248,7 @@ def running(
             raise
 
 
-def _run_studies(analyst: Analyst, sites: dict[str, Process], progress: Progress) -> Trial:
+def _run_studies(analyst: "Analyst", sites: dict[str, Process], progress: Progress) -> Trial:
     progress("Federated statistics, epsilon 1", 0.4)
     statistics = analyst.run("statistics", "statistics", 1.0)
     trained = {}

@@ -10,8 +10,6 @@ revocation list and takes no part in studies. Keys and serial numbers come from 
 The federation's directory is signed in :mod:`veilsum_node.identity.releases`.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable, Sequence
@@ -76,7 +74,7 @@ class Authority:
     @classmethod
     def create(
         cls, directory: Path, federation_name: str, clock: Callable[[], int], *, passphrase: bytes | None = None
-    ) -> Authority:
+    ) -> "Authority":
         """Make a new authority: a key and a certificate valid for ten years.
 
         Raises:
@@ -106,7 +104,7 @@ class Authority:
         return cls(directory, key, certificate, clock)
 
     @classmethod
-    def load(cls, directory: Path, clock: Callable[[], int], *, passphrase: bytes | None = None) -> Authority:
+    def load(cls, directory: Path, clock: Callable[[], int], *, passphrase: bytes | None = None) -> "Authority":
         """Open an authority that :meth:`create` made.
 
         Raises:
@@ -148,14 +146,7 @@ class Authority:
         return self.certificate.public_bytes(Encoding.PEM)
 
     def sign(
-        self,
-        csr: bytes,
-        *,
-        role: Role,
-        name: str,
-        hosts: Sequence[str] = (),
-        days: int = DEFAULT_DAYS,
-        replace: bool = False,
+        self, csr: bytes, *, role: Role, name: str, hosts: Sequence[str] = (), days: int = DEFAULT_DAYS, replace: bool = False
     ) -> bytes:
         """Sign a request; the same key may be certified again, for renewal.
 
@@ -243,10 +234,7 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(role.key_usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
-                critical=False,
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         entry = Issued(

@@ -6,8 +6,6 @@ and each one's software has looked for its own key first. Who confirms, and wher
 (:mod:`veilsum_participant.settings.directory`). A coordinator and operators are not listed: no site relies on their keys.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -213,7 +211,7 @@ def directory_root(head: Mapping[str, Any], members: Sequence[Mapping[str, Any]]
     return merkle_root([canonical(head), *(canonical(member) for member in members)])
 
 
-def _words() -> Mnemonic:
+def _words() -> "Mnemonic":
     from mnemonic import Mnemonic  # reads its list from disk
 
     return Mnemonic("english")

@@ -5,8 +5,6 @@ under one label never verifies under another. Who a key belongs to is the certif
 (r, -s verifies as well), so nothing may be named by the hash of one.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from cryptography.exceptions import InvalidSignature
@@ -52,12 +50,12 @@ class SigningKey:
         self.fingerprint = key_fingerprint(self.public_key)
 
     @classmethod
-    def generate(cls) -> SigningKey:
+    def generate(cls) -> "SigningKey":
         """Make a fresh key; the randomness is the cryptographic library's own."""
         return cls(ec.generate_private_key(ec.SECP256R1()))
 
     @classmethod
-    def from_pem(cls, pem: bytes, passphrase: bytes | None = None) -> SigningKey:
+    def from_pem(cls, pem: bytes, passphrase: bytes | None = None) -> "SigningKey":
         """Load a private key in PEM.
 
         Raises:

@@ -4,8 +4,6 @@ A token counts for one key: its nonce is the fingerprint of the key that is to b
 gets no certificate for a key of their own.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -193,7 +191,7 @@ class TokenVerifier:
                 return decoded.header, decoded.claims
         raise AssertionError("not reached")
 
-    def _current(self, *, refresh: bool) -> KeySet:
+    def _current(self, *, refresh: bool) -> "KeySet":
         with self._lock:
             now = time.monotonic()
             ended = self._keys is None or now - self._read > _KEEP_KEYS
@@ -204,7 +202,7 @@ class TokenVerifier:
                 raise Unavailable("The identity provider's keys could not be read a moment ago.", "Try again in a minute.")
             return self._keys
 
-    def _load(self) -> KeySet:
+    def _load(self) -> "KeySet":
         from joserfc.jwk import KeySet
 
         listed = self._fetch(discover(self._issuer, self._fetch).jwks_uri).get("keys")

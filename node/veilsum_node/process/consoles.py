@@ -57,8 +57,7 @@ def add_console(
             str | None, typer.Option("--listen", help="host:port of loopback, or unix:/path; in place of the settings'.")
         ] = None,
         in_reach: Annotated[
-            bool,
-            typer.Option("--records-in-reach", help="Start although this user may read a site's records: for trials."),
+            bool, typer.Option("--records-in-reach", help="Start although this user may read a site's records: for trials.")
         ] = False,
     ) -> None:
         """Serve pages for people on loopback or a Unix socket until SIGINT or SIGTERM. It needs the extra console."""

@@ -4,8 +4,6 @@ A clock that is set an hour forward ends no round, and one that is set back make
 and what is written down go by the time of day.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -56,7 +54,7 @@ class SteadyClock:
         self._now, self._left = float(self._day), 0.0
         self._granted = self._now - (rest or 0.0)
 
-    def keep(self) -> SteadyClock:
+    def keep(self) -> "SteadyClock":
         """Look every second from a thread of its own: who waits for a network, a disk or a lock does not stand still."""
         threading.Thread(target=_tick, args=(weakref.ref(self),), name="clock", daemon=True).start()
         return self

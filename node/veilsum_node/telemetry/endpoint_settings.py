@@ -1,7 +1,5 @@
 """Where a party's metrics are served, and whether it lives: what a process has to know that serves none itself."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

@@ -1,7 +1,5 @@
 """A registry as a page that Prometheus reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, disable_created_metrics

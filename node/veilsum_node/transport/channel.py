@@ -10,7 +10,7 @@ from veilsum_node.transport.route import Route, as_route
 from veilsum_node.transport.tls13 import require_tls13
 from veilsum_proto import MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub
+from veilsum_proto.services import CoordinationStub
 
 HELLO_SECONDS = 60.0
 

@@ -17,7 +17,7 @@ from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import greet
 from veilsum_node.transport.handshake import TlsParty, own_certificate_refused, shake_hands
 from veilsum_node.transport.route import BrokenOffError, Route, UnreachableError, as_route, split_address, spread
-from veilsum_proto.federation_pb2_grpc import CoordinationStub
+from veilsum_proto.services import CoordinationStub
 
 __all__ = ["Greeting", "UnreachableError", "explain", "hello", "probe_tcp", "probe_tls", "split_address", "spread"]
 

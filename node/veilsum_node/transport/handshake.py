@@ -3,8 +3,6 @@
 gRPC reports most failures as "unavailable" and never shows a client the certificate of its server.
 """
 
-from __future__ import annotations
-
 import os
 import ssl
 import tempfile
@@ -32,7 +30,7 @@ class TlsParty:
     key_pem: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, identity: Path) -> TlsParty:
+    def of(cls, identity: Path) -> "TlsParty":
         """The party whose identity directory it is; nothing is verified.
 
         Raises:

@@ -133,8 +133,7 @@ class Proxy:
             return UnreachableError(f"{proxy} does not tunnel ({status}).", "It must allow the method CONNECT.")
         if status in (502, 503, 504):
             return UnreachableError(
-                f"{proxy} cannot reach {target} ({status}).",
-                "Check that address; the proxy looks up its name.",
+                f"{proxy} cannot reach {target} ({status}).", "Check that address; the proxy looks up its name."
             )
         return UnreachableError(f"{proxy} refuses {target} with status {status}.", "Ask its operator.")
 
@@ -319,9 +318,5 @@ class RouteSettings(Frozen):
             ConfigurationError: one of them, or the environment's proxy, is wrong.
         """
         return plan_route(
-            address,
-            proxy=self.proxy,
-            user=self.proxy_user,
-            password_file=self.proxy_password_file,
-            ca_bundle=self.ca_bundle,
+            address, proxy=self.proxy, user=self.proxy_user, password_file=self.proxy_password_file, ca_bundle=self.ca_bundle
         )

@@ -4,8 +4,6 @@ A request is answered if it names this console's host; a page to whoever has a s
 from a page of this origin with the session's own token. No answer holds a script, is framed, kept, or fetches from elsewhere.
 """
 
-from __future__ import annotations
-
 import hmac
 import logging
 import re
@@ -88,7 +86,7 @@ class Page:
     """
 
     path: str
-    answer: Callable[[PageRequest], Response]
+    answer: "Callable[[PageRequest], Response]"
     label: str = ""
     right: Right = Right.READ
     form: bool = False
@@ -98,7 +96,7 @@ class Page:
 class PageRequest:
     """A request that everything was checked of."""
 
-    console: Console = field(repr=False)
+    console: "Console" = field(repr=False)
     session: LoggedIn
     path: Mapping[str, str]
     query: Mapping[str, str]

@@ -12,8 +12,6 @@ records are exact, and nothing is released.
 Whoever holds a personal model holds what it learnt of single records, without noise: it stays at the site.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -246,7 +244,7 @@ class _Standard:
     curvature: float
 
     @staticmethod
-    def of(x: Floats, z: Floats, targets: Floats, loss: OutcomeLoss) -> _Standard:
+    def of(x: Floats, z: Floats, targets: Floats, loss: OutcomeLoss) -> "_Standard":
         """Standardise features; released scores keep their unit."""
         centre, spread = x.mean(axis=0), x.std(axis=0)
         varies = spread > 1e-9 * (1.0 + np.abs(centre))
@@ -259,7 +257,7 @@ class _Standard:
         """Mean loss of scores (n, K)."""
         return float(np.mean(self.loss.values(scores, self.targets)))
 
-    def part(self, rows: Bools) -> _Standard:
+    def part(self, rows: Bools) -> "_Standard":
         """Some of the records."""
         return replace(self, x=self.x[rows], z=self.z[rows], targets=self.targets[rows])
 

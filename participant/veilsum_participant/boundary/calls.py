@@ -4,8 +4,6 @@
 answers to the same table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 

@@ -21,20 +21,9 @@ request                  answer                    what crosses
 Besides its own, each answer may be :class:`CompilerFault`: a refusal in words, which follows from what was given.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from veilsum_participant.boundary.encoding import (
-    Inquiry,
-    Message,
-    number,
-    octets,
-    real,
-    several,
-    text,
-    texts,
-)
+from veilsum_participant.boundary.encoding import Inquiry, Message, number, octets, real, several, text, texts
 from veilsum_proto import MAX_OBJECT_BYTES
 
 SMALL = 1024

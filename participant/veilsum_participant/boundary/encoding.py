@@ -6,8 +6,6 @@ integers without sign, doubles, bytes, text and messages, and refuses whatever e
 in ``tests/unit/test_boundary_encoding.py``.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator
@@ -62,7 +60,7 @@ class Rule:
     most: int = 0
     least: int = 0
     many: int = 0
-    of: type[Message] | None = None
+    of: "type[Message] | None" = None
     optional: bool = False
 
     def check(self, name: str, value: object) -> None:

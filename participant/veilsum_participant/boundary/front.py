@@ -31,8 +31,6 @@ request                 answer                   largest              seconds
 Besides its own, each answer may be :class:`Failed`. Where nothing else is said, both are at most 64 KiB.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar

@@ -17,8 +17,6 @@ request            answer                   what crosses
 Besides its own, each answer may be :class:`.WorkerFault`, which has no words.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from veilsum_participant.boundary.encoding import Inquiry, Message, Sealed, memory, number, octets, text

@@ -10,8 +10,6 @@ request                 answer                 what crosses
 ======================  =====================  =====================================================
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

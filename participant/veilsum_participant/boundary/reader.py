@@ -17,8 +17,6 @@ Besides its own, each answer may be :class:`WorkerFault`, which has no words. Ho
 caller's: it follows from what is public.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

@@ -4,8 +4,6 @@ The participant's own distribution has none of it; the ``veilsum`` command of th
 its context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,5 +22,5 @@ class Additions:
         coordinator_ledger: where the mirror of a ``coordinator.toml`` lies, and its authority's certificate.
     """
 
-    load_study: Callable[[Path], AskedStudy]
+    load_study: "Callable[[Path], AskedStudy]"
     coordinator_ledger: Callable[[Path], tuple[str, Path]]

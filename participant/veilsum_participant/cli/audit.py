@@ -3,8 +3,6 @@
 A site's audit of its own releases: which ones, by its policy or a study that it knows. None of its records is read.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -51,7 +49,7 @@ def audit_site(
     study: str | None,
     tasks: Sequence[str],
     out: Path,
-    additions: Additions | None,
+    additions: "Additions | None",
     *,
     trials: int,
     force: bool,
@@ -90,7 +88,7 @@ def audit_site(
 
 
 def _study(
-    config: ParticipantConfig, study: str, credentials: Credentials, now: int, additions: Additions | None
+    config: ParticipantConfig, study: str, credentials: Credentials, now: int, additions: "Additions | None"
 ) -> AgreedStudy:
     if not Path(study).is_file():
         return known_study(config, study)

@@ -29,8 +29,7 @@ def set_budget(
     reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")],
     operator: Annotated[str, typer.Option("--operator", help="Who decided it, for the record.")],
     adaptive: Annotated[
-        Rule | None,
-        typer.Option("--adaptive", help="The rule of accounting; by default the one in force, at first gaussian."),
+        Rule | None, typer.Option("--adaptive", help="The rule of accounting; by default the one in force, at first gaussian.")
     ] = None,
     config: OwnOption = None,
     as_json: JsonOption = False,

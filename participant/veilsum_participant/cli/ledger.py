@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -27,18 +27,14 @@ from veilsum_participant.cli.places import (
     open_own,
     verify_place,
 )
-from veilsum_participant.cli.recovery import recover
 from veilsum_privacy.dossier import describe, proven, render, unproven
 from veilsum_privacy.dossier.figures import cost, plain
-from veilsum_privacy.dossier.ledgers import (
-    entry_fields,
-    open_source,
-    read_audit,
-    readable_entries,
-    spending_fields,
-)
+from veilsum_privacy.dossier.ledgers import entry_fields, open_source, read_audit, readable_entries, spending_fields
 from veilsum_privacy.dossier.protection import ANNEXES
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, write_csv, write_jsonl
+
+if TYPE_CHECKING:
+    from veilsum_participant.settings.config import ParticipantConfig
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(budgets.app, name="budget")
@@ -222,8 +218,7 @@ def report(
     title: Annotated[str, typer.Option("--title", help="The title, in place of the site's name.")] = "",
     contact: Annotated[str, typer.Option("--contact", help="Contact, shown on the first page.")] = "",
     audit: Annotated[
-        list[Path] | None,
-        typer.Option("--audit", help="A report of `veilsum participant audit` to take in."),
+        list[Path] | None, typer.Option("--audit", help="A report of `veilsum participant audit` to take in.")
     ] = None,
     annex: Annotated[
         str,
@@ -292,9 +287,6 @@ def checkpoint(config: OwnOption = None, as_json: JsonOption = False) -> None:
     print_fields(fields, title="Checkpoint", as_json=as_json)
 
 
-app.command()(recover)
-
-
 def _kind(text: str) -> Kind:
     try:
         return Kind(text)
@@ -332,3 +324,76 @@ def _study(digest: str | None, names: dict[str, str]) -> str | None:
     if digest is None:
         return None
     return f"{digest[:12]} {names[digest]}" if digest in names else digest[:12]
+
+
+@app.command()
+def recover(
+    source: Annotated[
+        str | None, typer.Option("--from", help="Another copy: a peer's ledger, a mirror, or an export of one.")
+    ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust-coordinator", help="Accept the coordinator's mirror as the full record of spending since the backup."
+        ),
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Why it is trusted, for the record.")] = "",
+    operator: Annotated[str, typer.Option("--operator", help="Who decided that, for the record.")] = "",
+    config: OwnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """After a restored backup: charge what this site's own receipts show and its ledger does not know.
+
+    A restored site releases nothing before a peer's ledger was given with --from, or the coordinator is trusted.
+    """
+    if (source is None) is not trust:
+        raise Misuse("The source of the missing charges is not stated.", "Give exactly one of --from and --trust-coordinator.")
+    settings = load_participant(config)
+    if not settings.state.exists():
+        raise Misuse(f"The ledger {settings.state} does not exist.", "Put the backup back first: veilsum participant restore.")
+    if source is None:
+        _trust(settings, reason.strip(), operator.strip(), as_json=as_json)
+    else:
+        _recover(settings, source, as_json=as_json)
+
+
+def _recover(settings: "ParticipantConfig", source: str, *, as_json: bool) -> None:
+    from veilsum_participant.protocol.endorsement import vouch
+    from veilsum_participant.protocol.recovery import recover_receipts
+    from veilsum_participant.session.client import open_site
+
+    with open_source(source) as others:
+        site = open_site(settings)
+        try:
+            own = others.receipts(participant=site.name)
+            entries = recover_receipts(site, own, lambda entry: others.receipts(entry=entry))
+            waiting = site.restored() is not None
+            obstacle = vouch(site, others)
+        finally:
+            site.database.close()
+    if as_json:
+        print_json({"receipts": len(own), "charged": entries, "completed": not obstacle, "obstacle": obstacle})
+        return
+    numbers = ", ".join(map(str, entries))
+    charged = f"{len(entries)}, now ledger entries {numbers}" if entries else "nothing: the ledger knows them all"
+    print_fields({"receipts": len(own), "charged": charged}, title="Recovered", as_json=False)
+    if waiting:
+        print_line(
+            f"Still nothing is released. {obstacle}" if obstacle else "The restored ledger is complete: releases go on."
+        )
+
+
+def _trust(settings: "ParticipantConfig", reason: str, operator: str, *, as_json: bool) -> None:
+    from veilsum_participant.protocol.endorsement import trust_coordinator
+    from veilsum_participant.session.client import open_site
+
+    if not reason or not operator:
+        raise Misuse("A reason and an operator are missing.", "Say with --reason why, and with --operator who decided it.")
+    site = open_site(settings)
+    try:
+        entries = trust_coordinator(site, reason, operator)
+    finally:
+        site.database.close()
+    print_fields({"trusted": True, "entries": entries}, title="The coordinator is trusted", as_json=as_json)
+    if not as_json:
+        print_line("Releases go on once the running or next started participant has read the coordinator's mirror.")

@@ -305,7 +305,7 @@ def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
     """How many values files of JSON hold, a document being one, and how many of their lines or documents are left out.
 
     Raises:
-        DataError: there is no file, or it cannot be read.
+        DataError: the file does not exist, or it cannot be read.
     """
     left_out: Counter[Fault] = Counter()
     read = valid = 0

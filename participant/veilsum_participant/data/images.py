@@ -64,7 +64,7 @@ def pixel_columns(images: Images, files: Any, wanted: list[str]) -> tuple[dict[s
         wanted: names of pixels.
 
     Returns:
-        Arrays (n,) of float64, NaN where there is no image; and how many records have none, by reason.
+        Arrays (n,) of float64, NaN where an image is missing; and how many records have none, by reason.
     """
     known = {name: place for place, name in enumerate(pixel_names(images.shape))}
     places = [known[name] for name in wanted]

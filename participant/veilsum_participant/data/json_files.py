@@ -33,7 +33,7 @@ def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault] | None = N
         left_out: counts lines that are too long, if anybody asks.
 
     Raises:
-        DataError: there is no file, or it cannot be read.
+        DataError: the file does not exist, or it cannot be read.
     """
     for part in file_parts(path):
         with readable(path if isinstance(part, StoredFile) else part):

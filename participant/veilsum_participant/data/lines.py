@@ -174,7 +174,7 @@ class Lines:
             label: of the file, in messages.
 
         Raises:
-            DataError: there is no such line, or it is too long or leaves a quotation mark open.
+            DataError: the file ends before that line, or it is too long or leaves a quotation mark open.
         """
         while data := self._file.readline(MAX_LINE + 1):
             text = _bare(data).lstrip(b"\r\n")

@@ -1,7 +1,5 @@
 """Draft a schema of a file of records: kinds of columns and categories, never a bound."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -106,7 +104,7 @@ def _readable_columns(path: Path) -> tuple[list[str], set[str], dict[str, str]]:
     return [name for name in names if name not in left_out], dates, left_out
 
 
-def _counts(array: Any, schema: DatasetSchema) -> Counter[str]:
+def _counts(array: Any, schema: "DatasetSchema") -> Counter[str]:
     """How many cells hold each value that is not missing; a number in one spelling, a code with leading zeros in its own."""
     counts: Counter[str] = Counter()
     for item in array.value_counts().to_pylist():

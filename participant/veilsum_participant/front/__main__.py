@@ -3,8 +3,6 @@
 It ends when the guard closes its end, whatever signals it is sent before: the guard may still have something to say.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """What a front does with each request of the guard."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

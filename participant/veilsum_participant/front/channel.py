@@ -4,8 +4,6 @@ What it is asked for comes from the guard, by the messages of :mod:`veilsum_part
 the network raises ``grpc.RpcError``.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +14,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
 from veilsum_proto import CHUNK_BYTES, MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import CoordinationStub
+from veilsum_proto.services import CoordinationStub
 
 CALL_SECONDS = 60.0
 STREAM_SECONDS = 3600.0

@@ -269,7 +269,7 @@ def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
         reason: for the record, up to 500 characters.
 
     Raises:
-        Misuse: no study, or several, wait under that name; the operator's name or the reason is no such text; or the study
+        Misuse: no study, or several, wait under that name; the operator's name or the reason is not such a text; or the study
             needs another person's word.
         Refusal: policy or budget speak against it now.
     """

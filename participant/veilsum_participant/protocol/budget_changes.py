@@ -29,7 +29,7 @@ PROPOSALS = Table(
     Column("operator", Text, nullable=False),
     Column("time", Integer, nullable=False),
 )
-"""There is no table where nobody ever proposed anything, so no migration makes it."""
+"""The table is made by the first proposal, so no migration makes it."""
 
 
 @dataclass(frozen=True)

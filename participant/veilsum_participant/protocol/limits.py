@@ -33,7 +33,7 @@ def count_faults(
 
     Args:
         assignment: of a task that the study declares.
-        resumed: it was answered before and is asked for again, so it is no further attempt.
+        resumed: it was answered before and is asked for again, so it is not a further attempt.
     """
     key, study = opened.digest, opened.study
     counted = tally(connection, key, assignment.round)

@@ -176,7 +176,7 @@ class Openings:
             connection,
             key,
             row.attempt,
-            words=None,  # there is no second answer to make of them
+            words=None,  # no second answer is made of them
             fixed=fixed,
             challenge=rho,
             answer=signed.body,

@@ -223,7 +223,7 @@ def _listening(settings: MetricsSettings) -> tuple[socket.socket, str]:
 
 
 def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:
-    """Of a process by its role, and what it is for."""
+    """Bounds of a process by its role, and what it is for."""
     match role:
         case "front":
             return front(config, config.route)

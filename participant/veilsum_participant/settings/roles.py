@@ -39,14 +39,14 @@ UNCONFINED = "one process holds records, keys and the network: whoever takes it 
 
 
 def front(config: ParticipantConfig, way: Route) -> Bounds:
-    """Of the process with the network: it dials the coordinator, or the proxy; it has no file, and listens on nothing."""
+    """Bounds of the process with the network: it dials the coordinator or the proxy, has no file and listens on nothing."""
     dialled = way.address if way.proxy is None else way.proxy.address
     ports = tuple(sorted({split_host_port(dialled)[1], NAMES}))
     return Bounds(network=True, dial=ports, apart=(*_keys(config), *_all_records(config)))
 
 
 def guard(config: ParticipantConfig, path: Path | None = None) -> Bounds:
-    """Of the process with keys and ledger: their folders and the configuration at ``path``, and no network."""
+    """Bounds of the process with keys and ledger: their folders and the configuration at ``path``, and no network."""
     read = [config.identity, *_targets(config.identity), *(() if path is None else (path,))]
     if config.policy.directory is not None:  # the operator puts another in its place
         read.append(config.policy.directory.parent)
@@ -60,7 +60,7 @@ def guard(config: ParticipantConfig, path: Path | None = None) -> Bounds:
 
 
 def reader(config: ParticipantConfig, dataset: str) -> Bounds:
-    """Of the process that reads one dataset: its files, or its database's or store's ports.
+    """Bounds of the process that reads one dataset: its files, or its database's or store's ports.
 
     Raises:
         ConfigurationError: the file of the database's URL cannot be read.
@@ -75,7 +75,7 @@ def reader(config: ParticipantConfig, dataset: str) -> Bounds:
 
 
 def torch_worker(config: ParticipantConfig) -> Bounds:
-    """Of the process that computes networks and encoders: encoders' files, and devices where one is configured."""
+    """Bounds of the process that computes networks: encoders' files, and devices where one is configured."""
     encoders = tuple(item.path for item in config.encoders.values())
     devices = () if config.device == "cpu" else tuple(path for pattern in _DEVICES for path in Path("/").glob(pattern[1:]))
     more = tuple(map(Path, _OF_DEVICES)) if devices else ()
@@ -83,12 +83,12 @@ def torch_worker(config: ParticipantConfig) -> Bounds:
 
 
 def compiler(config: ParticipantConfig) -> Bounds:
-    """Of the process that traces a study's tasks: nothing but what Python needs."""
+    """Bounds of the process that traces a study's tasks: nothing but what Python needs."""
     return Bounds(apart=(*_keys(config), *_all_records(config)))
 
 
 def metrics(config: ParticipantConfig) -> Bounds:
-    """Of the process that serves metrics: it takes connections of a socket that it was given, and reads its certificate."""
+    """Bounds of the process that serves metrics: it accepts on a socket that it was given, and reads its certificate."""
     table = config.metrics
     files = () if table is None else (table.certificate, table.key, table.token_file)
     apart = (*_keys(config), *_all_records(config))

@@ -1,7 +1,5 @@
 """How far a site followed the model of a study whose steps it takes itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Metrics that another process serves: the guard's side, which reads nothing of who asks for them."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

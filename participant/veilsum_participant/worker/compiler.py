@@ -1,8 +1,6 @@
 """Traces a study's tasks (:mod:`veilsum_participant.boundary.compiler`): all of their code runs here, beside no record, key or
 ledger."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

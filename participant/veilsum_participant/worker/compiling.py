@@ -8,8 +8,6 @@ of the study's schema alone, and rows are clipped and noised as any. One that en
 study whose tasks cannot be traced twice is refused.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
@@ -186,7 +184,7 @@ class WorkerStudies(Studies):
         self._guarding = threading.Lock()
         self._timer: threading.Timer | None = None
 
-    def parsed(self, data: bytes) -> CompiledStudy:
+    def parsed(self, data: bytes) -> "CompiledStudy":
         return CompiledStudy(parse_study(data), lambda: self._of(data))
 
     def rehearse(self, task: DeclaredTask, arrays: Mapping[str, Floats] | None) -> None:
@@ -267,7 +265,7 @@ class CompiledStudy(DeclaredStudy):
 
     compiler: Callable[[], Compiling] = field(repr=False, compare=False)
 
-    def _made(self, declaration: TaskDeclaration) -> CompiledTask:
+    def _made(self, declaration: TaskDeclaration) -> "CompiledTask":
         said = self.compiler().said(self.study.tasks.index(declaration))
         if not said.terms:
             raise HostileInput(printable(said.words) or "A task cannot be traced.", printable(said.advice))

@@ -11,8 +11,6 @@ absence, and no other's. What is left of the round's time, which is public, ends
 without records does.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -246,12 +244,7 @@ class RoundMaps:
         return {name: elsewhere(name, here) for name, here in maps.items()}
 
     def train(
-        self,
-        agreed: DeclaredTask,
-        records: Records,
-        broadcast: Mapping[str, Floats],
-        state: Mapping[str, Floats],
-        note: Note,
+        self, agreed: DeclaredTask, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], note: Note
     ) -> Trained:
         """See :class:`.Elsewhere`."""
         compute, prepare = self._prepared(agreed, broadcast, state)

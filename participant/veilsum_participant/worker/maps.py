@@ -1,7 +1,5 @@
 """Computes opaque maps on features: networks, and programs that encode (:mod:`veilsum_participant.boundary.maps`)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path

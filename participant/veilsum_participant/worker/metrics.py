@@ -1,7 +1,5 @@
 """Serves a site's metrics over HTTP, and asks its guard for them (:mod:`veilsum_participant.boundary.metrics`)."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import threading
@@ -11,15 +9,7 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.metrics import (
-    QUIET,
-    Asked,
-    AwaitQuestion,
-    EndpointDone,
-    EndpointFault,
-    GiveAnswer,
-    Question,
-)
+from veilsum_participant.boundary.metrics import QUIET, Asked, AwaitQuestion, EndpointDone, EndpointFault, GiveAnswer, Question
 
 PATIENCE = 10.0
 """Seconds that a caller waits for the guard."""

@@ -1,8 +1,6 @@
 """The main of the process that serves metrics: ``python -P -m veilsum_participant.worker.metrics_main``, with a descriptor of
 a line to the guard, bounds, the descriptor of a socket that listens, and the table ``[metrics]`` as JSON."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ It knows what ``participant.toml`` says of its dataset and nothing else of the s
 that it reads under. What went wrong stays in its own log; across the boundary goes one number of a fixed list.
 """
 
-from __future__ import annotations
-
 import logging
 
 from veilsum_node.errors import ConfigurationError, DataError, Misuse, Unavailable, VeilsumError

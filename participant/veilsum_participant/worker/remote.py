@@ -9,8 +9,6 @@ contributes what one without records does; before, no record is read. A reader t
 once more.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
@@ -252,7 +250,7 @@ def _failure(name: str, failure: Message) -> VeilsumError:
 
 
 def _digest(name: str, offered: DatasetConfig, found: SealedRows) -> bytes | None:
-    """Of a query's records; whether there is one depends on the configuration alone."""
+    """The digest of a query's records; whether there is one depends on the configuration alone."""
     if len(found.digest) != (32 if offered.source == "sql" else 0):
         raise Unavailable(f"The reader of dataset {name} is out of order: it names no digest, or one of a file.")
     return found.digest or None

@@ -1,7 +1,5 @@
 """Records in memory that one process fills and another one reads, without a copy at the reader's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 A worker is a program of its own, never a fork of a process that has held a key.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -5,8 +5,6 @@ mixture (1 - q) N(0, 1) + q N(D / sigma, 1) and Q is N(0, 1); where one is added
 standard deviations of the noise.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -38,11 +36,11 @@ class LossSteps:
     count: Floats
     unsampled: float
 
-    def take(self, chosen: NDArray[np.intp]) -> LossSteps:
+    def take(self, chosen: NDArray[np.intp]) -> "LossSteps":
         """Some of the sampled steps, without the unsampled."""
         return LossSteps(self.rate[chosen], self.shift[chosen], self.count[chosen], 0.0)
 
-    def with_unsampled(self) -> LossSteps:
+    def with_unsampled(self) -> "LossSteps":
         """The same with all unsampled releases as one more step, of rate 1."""
         rate, shift, count = (
             np.append(self.rate, 1.0),

@@ -26,13 +26,7 @@ from veilsum_node.database import open_database, open_readonly
 from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file, read_private
-from veilsum_node.identity.tls import (
-    AUTHORITY_FILE,
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    TRANSPORT_FOLDER,
-    transport_folder,
-)
+from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TRANSPORT_FOLDER, transport_folder
 from veilsum_node.phrases import unreadable
 from veilsum_node.state_lock import StateLock
 from veilsum_node.storage import record_backup
@@ -103,13 +97,7 @@ class Manifest:
 
 
 def back_up(
-    party: BackupOwner,
-    target: Path,
-    *,
-    software: str,
-    with_identity: bool = False,
-    force: bool = False,
-    last: bool = False,
+    party: BackupOwner, target: Path, *, software: str, with_identity: bool = False, force: bool = False, last: bool = False
 ) -> Manifest:
     """Write a backup of a party's state; the party may run meanwhile, unless it is the last.
 

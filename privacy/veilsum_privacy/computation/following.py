@@ -23,7 +23,7 @@ class Following(Protocol):
 
     @property
     def label(self) -> str:
-        """Of the task that broadcasts the model."""
+        """Label of the task that broadcasts the model."""
 
     @property
     def taken(self) -> int:

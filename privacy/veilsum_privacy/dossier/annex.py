@@ -70,14 +70,7 @@ def _guarantee(dossier: Figures) -> Sequence[GuidelineItem]:
     accepted = [] if policy is None else [f"The policy accepts studies whose unit is {listed(policy['units'], 'or')}."]
     once = [] if policy is None else [f"One study may cost epsilon {policy['max_epsilon']:g} at most (max_epsilon)."]
     return (
-        topic(
-            "Privacy parameter epsilon",
-            "answered",
-            ("ledger", "policy", "studies"),
-            *spent,
-            *once,
-            *_planned(dossier),
-        ),
+        topic("Privacy parameter epsilon", "answered", ("ledger", "policy", "studies"), *spent, *once, *_planned(dossier)),
         topic(
             "Delta",
             "partly answered",

@@ -1,7 +1,5 @@
 """What a dossier says, as typed values that turn into plain data; an infinite cost becomes the text "infinite"."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -31,7 +29,7 @@ class StudyTerms:
     sampled: tuple[str, ...]
 
     @staticmethod
-    def of(study: Study) -> StudyTerms:
+    def of(study: Study) -> "StudyTerms":
         """The terms of a study."""
         privacy = study.privacy
         return StudyTerms(

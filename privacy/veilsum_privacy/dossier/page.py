@@ -3,8 +3,6 @@
 Rows of the page: equal releases of a study, and equal refusals, stand in one row with their count; the twin lists each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -168,7 +166,7 @@ def _reason(code: str) -> str:
 
 
 @cache
-def _template() -> Template:
+def _template() -> "Template":
     from jinja2 import Environment, FunctionLoader, StrictUndefined  # which a site that runs studies does without
 
     environment = Environment(

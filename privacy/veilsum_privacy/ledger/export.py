@@ -5,8 +5,6 @@ certificates, how many entries and receipts follow), then every entry, each foll
 mirror's export holds of a consent is its SHA-256. CSV holds the entries without receipts and cannot be verified.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,7 +88,7 @@ def write_csv(source: LedgerSource, stream: IO[str]) -> int:
     return count
 
 
-def read_export(path: Path) -> Exported:
+def read_export(path: Path) -> "Exported":
     """Read an export in JSON Lines. Nothing in it is verified yet.
 
     Raises:

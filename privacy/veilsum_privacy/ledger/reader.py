@@ -40,7 +40,7 @@ class ChainReader:
         database: of the database it lies in.
 
     Raises:
-        StateError: there is no ledger in it, or it is a newer version's.
+        StateError: it holds no ledger, or it is a newer version's.
         Unavailable, Damage: it cannot be read.
     """
 

@@ -3,8 +3,6 @@
 No gate asks for any of it: epsilon and its bound are those of :mod:`.entries` and :mod:`.totals`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,7 +111,7 @@ class Headroom:
         return self.budget.admits(self.after)
 
 
-def estimate_of(charged: Sum, budget: Budget) -> float | None:
+def estimate_of(charged: "Sum", budget: Budget) -> float | None:
     """The figure of the tighter accountant beside the budget's rule; None where that cannot tell, or without noise."""
     return None if charged.unbounded else estimated_epsilon(charged.gate, budget.delta, budget.adaptive)
 

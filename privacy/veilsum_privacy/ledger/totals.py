@@ -5,8 +5,6 @@ others write to as well: it remembers the hash of the last entry it took in, tak
 rolled-back transaction never wrote. Nothing here is stored; every figure can be derived from the entries again.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import Counter, deque
@@ -79,7 +77,7 @@ class Sum:
         else:
             self.gate = self.gate.without_event(event, -count)
 
-    def copy(self) -> Sum:
+    def copy(self) -> "Sum":
         """The same releases, apart from these."""
         other = Sum()
         other.counts, other.gate, other._exact = self.counts.copy(), self.gate, self._exact

@@ -1,7 +1,7 @@
 """Prove a ledger from what stands in it: offline, without a key, from a database or an export.
 
 Verification trusts nothing that a database enforces and nothing that was stored as a result. Alone, a ledger proves its chain
-up to its last entry. That this is the last one, and that there is no second version, only others can say: whoever knows a
+up to its last entry. That this is the last one, and that no second version exists, only others can say: whoever knows a
 head, the coordinator's mirror, and the members of its cohorts (``against``). Whose the keys are, only the authority's
 certificate can say (``authority``); without it, the one that the ledger names is taken.
 

@@ -7,8 +7,6 @@ records' vectors. What is not finite contributes zero; nothing here raises becau
 noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast

@@ -1,7 +1,5 @@
 """An affine map of rows whose results do not depend, to the last bit, on the rows that stand beside them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

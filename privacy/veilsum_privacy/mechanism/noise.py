@@ -26,8 +26,6 @@ from that, which masks and ciphertexts rest on too, the guarantee is the same.
 This module does not decide how much noise a release needs (accounting) and never adds noise to anything.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -235,7 +233,7 @@ class Sampler:
         self._law = self.law(variance)
 
     @staticmethod
-    def law(variance: Fraction) -> Law:
+    def law(variance: Fraction) -> "Law":
         """What all draws of one variance share."""
         return _law(variance)
 

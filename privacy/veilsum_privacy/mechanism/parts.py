@@ -1,7 +1,5 @@
 """Two parts of a site's records that every task of every study splits alike, by a public hash of each record's own content."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 
 import numpy as np

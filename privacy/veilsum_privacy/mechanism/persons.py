@@ -1,7 +1,5 @@
 """Persons with several records, where persons are counted: which of their records count, and how they become one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

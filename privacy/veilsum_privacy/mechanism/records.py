@@ -1,7 +1,5 @@
 """A site's records as readers give them and the kernel takes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -31,7 +29,7 @@ class Records:
     def __len__(self) -> int:
         return int(self.features.shape[0])
 
-    def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> Records:
+    def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> "Records":
         """Some of the records: a slice, places, or (n,) bool."""
         labels = None if self.labels is None else self.labels[rows]
         subjects = None if self.subjects is None else self.subjects[rows]

@@ -5,8 +5,6 @@ site's noise in it: here samples are drawn by unit of privacy, and factors compu
 knows, and all that it gives, is a function of noised sums and of what is public.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing

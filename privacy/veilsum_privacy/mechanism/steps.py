@@ -4,8 +4,6 @@ A task asks for a sum (:mod:`.factors`) over the records that :meth:`Steps.sampl
 makes of it. Neither samples nor sums before noise come to it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Where records end in complete trees of public splits, and what their leaves add up to: each record by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -14,20 +14,11 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, Role, verify
 from veilsum_node.identity.certificate import federation_id
 from veilsum_privacy.computation.declared import DeclaredTask
-from veilsum_privacy.ledger.receipts import (
-    Receipt,
-)
+from veilsum_privacy.ledger.receipts import Receipt
 from veilsum_privacy.results.former.layout import former_context, former_plan
 from veilsum_privacy.results.former.proof import FormerReleaseProof
 from veilsum_privacy.results.former.words import Statement, masked_sum, verify_decryptors, words_digest
-from veilsum_privacy.results.proof_files import (
-    STUDY_FILE,
-    ReleaseEntry,
-    ReleaseProof,
-    StudyProof,
-    round_file,
-    sum_file,
-)
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file, sum_file
 from veilsum_privacy.results.release_check import (
     CheckedRelease,
     CheckedRoster,

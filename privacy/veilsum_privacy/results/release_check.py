@@ -5,8 +5,6 @@ granted, and nothing else: every digest and context is computed anew. Certificat
 valid at some time of the study's life.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -299,13 +297,7 @@ class ReleaseRules:
         return assignment, task
 
     def _receipts(
-        self,
-        where: str,
-        assignment: Assignment,
-        plan: RoundShape,
-        context: bytes,
-        proof: SignedProof,
-        version: int,
+        self, where: str, assignment: Assignment, plan: RoundShape, context: bytes, proof: SignedProof, version: int
     ) -> tuple[list[Receipt], Identity]:
         """The cohort's receipts, countersigned, with the consents that they promise; and the coordinator."""
         checked, study = self._checked, self._checked.study

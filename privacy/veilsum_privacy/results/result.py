@@ -53,11 +53,7 @@ class Result:
 
 
 def save_result(
-    directory: Path,
-    result: Result,
-    *,
-    study: Mapping[str, Any] | None = None,
-    releases: Sequence[ReleaseEntry] = (),
+    directory: Path, result: Result, *, study: Mapping[str, Any] | None = None, releases: Sequence[ReleaseEntry] = ()
 ) -> Path:
     """Write a bundle and return the manifest's path.
 

@@ -101,12 +101,7 @@ def check_bodies(
 
 
 def verify_evidence(
-    evidence: Evidence,
-    plan: OneTimePlan,
-    study: bytes,
-    context: bytes,
-    cohort: Sequence[Identity],
-    coordinator: Identity,
+    evidence: Evidence, plan: OneTimePlan, study: bytes, context: bytes, cohort: Sequence[Identity], coordinator: Identity
 ) -> Integers:
     """Open the sum again and check everything that speaks for it.
 
@@ -133,12 +128,7 @@ def verify_evidence(
 
 
 def verify_opened(
-    evidence: Evidence,
-    plan: OneTimePlan,
-    study: bytes,
-    context: bytes,
-    cohort: Sequence[Identity],
-    coordinator: Identity,
+    evidence: Evidence, plan: OneTimePlan, study: bytes, context: bytes, cohort: Sequence[Identity], coordinator: Identity
 ) -> Integers:
     """The same of evidence whose total is a sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
 

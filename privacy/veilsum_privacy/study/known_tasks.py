@@ -1,8 +1,6 @@
 """Names of tasks, for who has a policy about them and traces none; tests hold them against what is registered
 (:mod:`veilsum_privacy.tasks`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -37,7 +35,7 @@ TASK_NAMES: tuple[str, ...] = (
 JOINT_ONLY: frozenset[str] = frozenset(
     {"calibration-step", "hazard-step", "newton-step", "score-products", "tables", "tree-gradients", "within-moments"}
 )
-"""Tasks of which there is no sum that shows each site's own part."""
+"""Tasks that have no sum which shows each site's own part."""
 
 
 class Former(NamedTuple):

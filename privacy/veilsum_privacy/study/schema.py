@@ -26,7 +26,7 @@ MAX_CATEGORIES = 256
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
-"""What tables and pictures call a column; empty for its name. It is no part of what is computed."""
+"""What tables and pictures call a column; empty for its name. It is not part of what is computed."""
 
 
 def _unstated(label: str) -> bool:

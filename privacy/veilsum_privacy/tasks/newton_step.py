@@ -75,7 +75,7 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
     So up to kappa = phi^(5/2) / 4 = 0.83 of events, phi the golden ratio, and 0.86 of counts with M = Y / 2, the information
     is free beside the score.
     Of a shortened record, |c z_w| = C, the score has c^2 (y - mu)^2 / r^2 and the excess, of weight lambda / (C^2 v_max),
-    lambda^2 (1 - c^2)^2 v^2 / v_max^2: together they are convex in c^2, and so largest at c = 1, where there is no excess, or
+    lambda^2 (1 - c^2)^2 v^2 / v_max^2: together they are convex in c^2, and so largest at c = 1, without an excess, or
     at 0, where kappa^2 + lambda^2 bounds what there is. With lambda = (1 - kappa^2)^(1/2) it is free as well.
     A person whose records count at most m times changes the sum by m times as much.
 

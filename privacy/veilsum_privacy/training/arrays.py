@@ -1,7 +1,5 @@
 """A model's arrays: by name, in a broadcast, as one flat vector, and in a network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -68,7 +66,7 @@ def unflatten(vector: Floats, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def load(module: nn.Module, arrays: Mapping[str, Floats]) -> None:
+def load(module: "nn.Module", arrays: Mapping[str, Floats]) -> None:
     """Copy arrays into a network's parameters.
 
     Raises:
@@ -83,6 +81,6 @@ def load(module: nn.Module, arrays: Mapping[str, Floats]) -> None:
             parameter.copy_(torch.from_numpy(np.array(arrays[name])))  # a copy: a broadcast may be read-only
 
 
-def dump(module: nn.Module) -> dict[str, Floats]:
+def dump(module: "nn.Module") -> dict[str, Floats]:
     """A network's parameters as float64 arrays, by name; copies."""
     return {name: parameter.detach().cpu().double().numpy().copy() for name, parameter in module.named_parameters()}

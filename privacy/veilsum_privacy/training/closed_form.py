@@ -4,8 +4,6 @@ Products with a model go through :func:`veilsum_privacy.mechanism.exact.exact_af
 representation depend on that record and the model alone, to the last bit, whatever the number of records or threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

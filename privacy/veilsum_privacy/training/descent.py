@@ -4,8 +4,6 @@ Noised steps are asked for and sent: nothing here holds a record. What trains in
 :mod:`.epochs`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeVar
 
@@ -59,12 +57,7 @@ class Walk:
 
 
 def descend_noised(
-    start: Floats,
-    ask: Callable[[Floats], R],
-    objective: LocalObjective,
-    descent: Descent,
-    number: int,
-    expected: float,
+    start: Floats, ask: Callable[[Floats], R], objective: LocalObjective, descent: Descent, number: int, expected: float
 ) -> Generator[R, Floats, Descended]:
     """Exactly ``number`` steps of DP-SGD, each of which asks for a sum and is sent it, noised.
 

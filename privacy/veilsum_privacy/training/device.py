@@ -7,8 +7,6 @@ their norms, the clipping, the sums and the noise are computed on the CPU in flo
 gradients in closed form, on the CPU.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Annotated
 

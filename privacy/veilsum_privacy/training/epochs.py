@@ -4,8 +4,6 @@ Gradients are means over a batch: of perceptrons under cross-entropy and losses 
 losses by autograd.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

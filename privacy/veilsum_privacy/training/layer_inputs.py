@@ -1,7 +1,5 @@
 """What the Linear layers of a named model are given by records, each record by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +98,7 @@ def opaque_inputs(architecture: Architecture, arrays: Mapping[str, Floats], laye
     return {INPUTS: compute}
 
 
-def _noting(into: list[Tensor]) -> Callable[[Any, tuple[Any, ...]], None]:
+def _noting(into: "list[Tensor]") -> Callable[[Any, tuple[Any, ...]], None]:
     def note(_: Any, given: tuple[Any, ...]) -> None:
         into.append(given[0])
 

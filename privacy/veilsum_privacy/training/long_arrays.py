@@ -4,8 +4,6 @@ A model, its running mean and an optimiser's memory are needed once a step, and 
 therefore lie on disk.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -51,7 +49,7 @@ class LongArrays:
         self._flat = np.full(self._size if self._file is None else 0, value, self._dtype)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]], dtype: DTypeLike) -> LongArrays:
+    def of(cls, arrays: Mapping[str, NDArray[Any]], dtype: DTypeLike) -> "LongArrays":
         """Arrays that begin with these values."""
         found = cls({name: array.shape for name, array in arrays.items()}, dtype=dtype)
         for name, array in arrays.items():

@@ -4,8 +4,6 @@ Scores z (n, k) and outcomes (n, t) go in, gradients by the scores (n, k) come o
 said of one record's symbols, (k,) and (t,), as rows are (:mod:`veilsum_privacy.mechanism.rows.symbols`).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

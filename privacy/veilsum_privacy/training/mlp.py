@@ -4,8 +4,6 @@ Written out for small heads on features, where a framework's cost per step is ma
 for given numbers from ``rng``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

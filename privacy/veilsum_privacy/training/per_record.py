@@ -12,8 +12,6 @@ precision, where no bound on rounding can be stated, and one gradient that is no
 used. Neither are its clipping and its noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -269,7 +267,7 @@ class PerRecordGradients:
         finally:
             hooks.clear()
 
-    def _attached(self) -> _Hooks:
+    def _attached(self) -> "_Hooks":
         if self._hooks is None:
             raise Misuse("This engine was closed.")
         return self._hooks

@@ -6,8 +6,6 @@ architecture, on public random records and values. Where those of a record diffe
 companies, records go through one by one.
 """
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +52,7 @@ def _independent(architecture: Architecture) -> bool:
     )
 
 
-def _outputs(module: nn.Module, layers: tuple[str, ...], x: NDArray[np.float64]) -> list[NDArray[Any]]:
+def _outputs(module: "nn.Module", layers: tuple[str, ...], x: NDArray[np.float64]) -> list[NDArray[Any]]:
     """Scores, and what each of the layers is given, of records (B, width)."""
     import torch
 

@@ -1,7 +1,5 @@
 """Scores and representations of records under a named model, each record by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
 """A released model as a study names it: by a digest of its architecture and its arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from veilsum_aggregation.arrays import Floats

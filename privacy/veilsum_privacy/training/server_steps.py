@@ -8,8 +8,6 @@ Gradient descent with momentum, and the adaptive optimisers of Reddi et al. 2021
 g makes a step against g; FedOPT takes a mean update for -g. All of it is post-processing of released sums.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple

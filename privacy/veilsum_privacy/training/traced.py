@@ -1,7 +1,5 @@
 """Scores and gradients of named models as rows are computed: graphs of primitives, and what others are opaque maps of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

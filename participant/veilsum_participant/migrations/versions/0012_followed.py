@@ -1,7 +1,5 @@
 """A site keeps the model of a study whose steps it takes itself."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

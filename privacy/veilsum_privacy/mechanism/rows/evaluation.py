@@ -57,7 +57,7 @@ class Segment:
 
     Attributes:
         start: where the part begins in the row.
-        values: step of (t k,) values, or all of them where there is no place.
+        values: step of (t k,) values, or all of them without a place.
         places: step of (t,) places, each below ``count``; None where there are none.
         count: places there are.
     """

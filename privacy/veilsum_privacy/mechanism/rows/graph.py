@@ -3,8 +3,6 @@
 Shapes are of one record: a node of shape (p,) stands for p values of each record. Nothing here sees a record.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -43,7 +41,7 @@ class Node:
     """
 
     primitive: str
-    inputs: tuple[Node, ...] = field(repr=False)  # a graph whose nodes meet again would be told without end
+    inputs: "tuple[Node, ...]" = field(repr=False)  # a graph whose nodes meet again would be told without end
     options: Options
     arrays: tuple[NDArray[Any], ...]
     spec: Spec
@@ -55,7 +53,7 @@ def node(
     """A node of a primitive.
 
     Raises:
-        HostileInput: there is no such primitive, or it does not take such inputs.
+        HostileInput: the primitive is not known, or it does not take such inputs.
     """
     rule = PRIMITIVES.get(primitive)
     if rule is None:
@@ -141,7 +139,7 @@ class RowGraph:
         return b"".join([_MAGIC, struct.pack("<Q", len(header)), header, *arrays])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> RowGraph:
+    def from_bytes(cls, data: bytes) -> "RowGraph":
         """Read a graph; each node is made anew, so that all that a trace checks is checked again.
 
         Raises:

@@ -8,8 +8,6 @@ Kinds of values are ``real`` (float64), ``whole`` (int64, which wraps around) an
 do, by the axes of one record alone: a graph cannot name the axis of records.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -336,7 +334,7 @@ class Joined(Primitive):
 
 
 class Lookup(Primitive):
-    """Rows of a public table (k, *s) at codes (*t): (*t, *s); zeros where there is no such row."""
+    """Rows of a public table (k, *s) at codes (*t): (*t, *s); zeros where the table has none."""
 
     def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
         _want(len(given) == 1 and given[0].kind == "whole", "a table is read by codes")

@@ -7,8 +7,6 @@ no privacy. Sums of integers are exact. So adding or removing a record changes t
 all its records, whose rows are added and clipped once more, as well.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

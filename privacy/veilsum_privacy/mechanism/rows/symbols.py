@@ -1,6 +1,6 @@
 """Symbols: what a task is given in place of a record's values, so that its code says what is computed and computes nothing.
 
-A symbol of shape (p,) stands for p values of one record; there is no axis of records. Operators, the ufuncs of numpy's that
+A symbol of shape (p,) stands for p values of one record; it has no axis of records. Operators, the ufuncs of numpy's that
 are among the primitives, ``np.where`` and ``np.clip`` make new symbols, and so do the functions here. All else that could look
 at a value, or count records, raises :class:`TypeError`: there is nothing to look at.
 """
@@ -340,7 +340,7 @@ def some(value: Value) -> Symbol:
 
 
 def lookup(table: NDArray[Any], code: Value) -> Value:
-    """Rows of a public table (k, ...) at codes; zeros where there is no such row; of an array of codes as of a symbol."""
+    """Rows of a public table (k, ...) at codes; zeros where the table has none; of an array of codes as of a symbol."""
     if isinstance(code, Symbol):
         return _of("lookup", code, arrays=[table])
     places, known = np.asarray(code), (np.asarray(code) >= 0) & (np.asarray(code) < len(table))

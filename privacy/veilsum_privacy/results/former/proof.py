@@ -1,7 +1,5 @@
 """The proof of a release up to version 5 of the protocol: the released values beside what was signed for them."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +52,7 @@ class FormerReleaseProof:
         )
 
     @classmethod
-    def parse(cls, data: bytes) -> FormerReleaseProof:
+    def parse(cls, data: bytes) -> "FormerReleaseProof":
         """Parse the file; nothing of it is verified.
 
         Raises:

@@ -3,8 +3,6 @@
 Released values and consents give these words again to the bit, so a signature over their digest is one over the values.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,7 +114,7 @@ def masked_sum(values: Integers, plan: EncodingPlan, consents: Sequence[bytes], 
     return _masked(packed, plan, streams, width + 1 if padded else 0)
 
 
-def _masked(packed: Words, plan: EncodingPlan, streams: Sequence[MaskStream], least: int) -> Iterator[Words]:
+def _masked(packed: Words, plan: EncodingPlan, streams: "Sequence[MaskStream]", least: int) -> Iterator[Words]:
     modulus, width = plan.parameters.plain_modulus, plan.parameters.data_slots
     for index in range(plan.ciphertexts):
         part = packed[index * width :][:width]

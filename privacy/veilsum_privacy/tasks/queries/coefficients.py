@@ -12,11 +12,11 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
-from veilsum_aggregation.regression import Fit
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 
 if TYPE_CHECKING:
+    from veilsum_aggregation.regression import Fit
     from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 
 

@@ -112,7 +112,7 @@ class Query(Frozen):
         pooled: of ``independence``, whether the table of all groups together is released as well, so that what they have in
             common has less noise.
         scale: integer that its values are multiplied by; more scale, less noise, at the other queries' cost.
-        unshortened: of ``linear``, whether every record counts alike, however large its terms, as where there is no noise.
+        unshortened: of ``linear``, whether every record counts alike, however large its terms, as without noise.
     """
 
     name: Name

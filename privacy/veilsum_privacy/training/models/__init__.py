@@ -4,8 +4,6 @@ A name that veilsum has is never taken from an entry point. An architecture is c
 it, but brings none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
@@ -21,16 +19,7 @@ from veilsum_privacy.training.models.resnet import ResNet18
 from veilsum_privacy.training.models.trees import Trees
 from veilsum_privacy.training.models.vgg import Vgg11
 
-__all__ = [
-    "GROUP",
-    "MODELS",
-    "RELEASED",
-    "Architecture",
-    "ModelSpec",
-    "build_architecture",
-    "check_resolved",
-    "resolve_model",
-]
+__all__ = ["GROUP", "MODELS", "RELEASED", "Architecture", "ModelSpec", "build_architecture", "check_resolved", "resolve_model"]
 
 GROUP = "veilsum.models"
 """The group of entry points; each names a subclass of :class:`Architecture` by its own name."""

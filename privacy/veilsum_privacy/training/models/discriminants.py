@@ -1,7 +1,5 @@
 """Linear discriminants of clipped features, "discriminant": a model that a method releases, and that no gradient trains."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

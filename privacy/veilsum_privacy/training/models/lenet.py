@@ -1,7 +1,5 @@
 """LeNet-5 for small images: two convolutions, two hidden layers. ReLU and largest-value pooling, as is usual today."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -61,7 +59,7 @@ class LeNet5(Architecture):
             "head.bias": (self.classes,),
         }
 
-    def network(self) -> Network:
+    def network(self) -> "Network":
         from torch import nn
 
         from veilsum_privacy.training.models.networks import Network, Reshape, named, relu

@@ -1,7 +1,5 @@
 """Building blocks of the networks, in torch, and what no network may contain."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 

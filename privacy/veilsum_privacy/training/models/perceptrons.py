@@ -1,7 +1,5 @@
 """Linear models and perceptrons with one hidden layer: "linear" and "mlp"."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -72,7 +70,7 @@ class Linear(Perceptron):
     def initial(self, seed: int) -> dict[str, Floats]:
         return {name: np.zeros(shape) for name, shape in self.shapes().items()}
 
-    def network(self) -> Network:
+    def network(self) -> "Network":
         from veilsum_privacy.training.models import networks
 
         features = networks.named(scale=networks.Scale(self.width, self.options.scale))
@@ -114,7 +112,7 @@ class Mlp(Perceptron):
             "head.bias": (self.classes,),
         }
 
-    def network(self) -> Network:
+    def network(self) -> "Network":
         from veilsum_privacy.training.models import networks
 
         features = networks.named(

@@ -1,7 +1,5 @@
 """Gradient-boosted trees, "trees": a model that a method releases, and that no gradient trains."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field
@@ -46,9 +44,4 @@ class Trees(ReleasedArchitecture):
 def tree_shapes(trees: int, depth: int, classes: int) -> Shapes:
     """Shapes of a model's arrays."""
     nodes, each = 2**depth - 1, () if classes <= 2 else (classes,)
-    return {
-        FEATURES: (trees, nodes),
-        THRESHOLDS: (trees, nodes),
-        LEAVES: (trees, nodes + 1, *each),
-        BASE: each or (1,),
-    }
+    return {FEATURES: (trees, nodes), THRESHOLDS: (trees, nodes), LEAVES: (trees, nodes + 1, *each), BASE: each or (1,)}

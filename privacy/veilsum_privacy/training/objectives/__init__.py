@@ -1,7 +1,5 @@
 """The registered objectives of local training, each in a file with its source's loss."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import ValidationError

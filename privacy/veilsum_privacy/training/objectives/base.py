@@ -5,8 +5,6 @@ noised. A pull depends on the model, on what was broadcast and on the site's sta
 penalty on a whole batch has no gradient by record, and so exists without noise only.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -210,7 +208,7 @@ def representation_size(architecture: Architecture) -> int:
     return shape[1]
 
 
-def frozen_network(architecture: Architecture, vector: Floats) -> Network:
+def frozen_network(architecture: Architecture, vector: Floats) -> "Network":
     """A network that holds a flat model (P,) and is not trained."""
     from veilsum_privacy.training.arrays import load, unflatten
     from veilsum_privacy.training.batches import compute_module

@@ -1,7 +1,5 @@
 """The objective "dyn": FedDyn (Acar et al. 2021), a dynamic regulariser that moves each site's optimum to the common one."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

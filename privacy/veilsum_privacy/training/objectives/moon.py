@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.training.objectives.base import (
-    Done,
-    LocalObjective,
-    LocalOutcome,
-    Objective,
-    Received,
-    frozen_network,
-)
+from veilsum_privacy.training.objectives.base import Done, LocalObjective, LocalOutcome, Objective, Received, frozen_network
 
 if TYPE_CHECKING:
     from torch import Tensor

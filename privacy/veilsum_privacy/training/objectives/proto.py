@@ -74,10 +74,7 @@ class Proto(Objective):
 
     def blocks(self) -> tuple[OwnBlock, ...]:
         k = self.architecture.classes
-        return (
-            OwnBlock(SUMS, (k, representation_size(self.architecture)), LARGEST_SUM),
-            OwnBlock(COUNTS, (k,), LARGEST_SUM),
-        )
+        return (OwnBlock(SUMS, (k, representation_size(self.architecture)), LARGEST_SUM), OwnBlock(COUNTS, (k,), LARGEST_SUM))
 
     def row_size(self) -> int:
         return self.architecture.classes * (representation_size(self.architecture) + 1)

@@ -3,8 +3,6 @@
 The objective "none": cross-entropy alone, as in FedAvg (McMahan et al. 2017).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The objective "scaffold": SCAFFOLD (Karimireddy et al. 2020), control variates against drift."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

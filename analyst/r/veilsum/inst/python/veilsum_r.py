@@ -4,8 +4,6 @@ reticulate hands an exception to R as text in some of its versions, and a list w
 Only names that ``veilsum`` promises to keep are used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -6,7 +6,6 @@ from functools import reduce
 from operator import and_
 from typing import ClassVar
 
-from veilsum_aggregation import correlations
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, real
@@ -52,8 +51,10 @@ class Correlations(QueryKind):
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
+        from veilsum_aggregation.correlations import correlation
+
         names, matrix = self.query.over, part.moments
         for i in range(len(names)):
             for j in range(i + 1, len(names)):
-                found = correlations.correlation(matrix, i, j, part.std("diagonal"), part.std("cross"), part.grain)
+                found = correlation(matrix, i, j, part.std("diagonal"), part.std("cross"), part.grain)
                 yield {"column": names[i], "with": names[j], "correlation": part.cell(float(matrix[0, 0]), found)}

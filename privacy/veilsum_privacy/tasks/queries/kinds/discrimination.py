@@ -9,7 +9,6 @@ import numpy as np
 
 from veilsum_aggregation import tables
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, symbol, where, whole
@@ -82,12 +81,14 @@ class Discrimination(CellKind, OutcomeKind):
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
     def times_of(self, ends: Floats) -> tuple[Floats, Floats]:
-        """A group's block of a time: by level, interval and ending, and those past the horizon (:func:`concordance`)."""
+        """A group's block of a time: by level, interval and ending, and those past the horizon."""
         bins = 1 if self.times is None else self.times.bins
         return ends[:, :-1].reshape(len(ends), bins, -1), ends[:, -1]
 
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
         """How well the score ranks in each group; for a condition, the share with the event at each level too."""
+        from veilsum_aggregation.concordance import area, concordance
+
         std, score = part.std("ends"), self.score
         for levels, ends in zip(self.group_levels(), part.block("ends"), strict=True):
             about, number = {**levels, "score": score.column}, float(ends.sum())

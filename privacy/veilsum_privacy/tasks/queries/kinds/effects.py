@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from veilsum_aggregation import weighted_means
 from veilsum_aggregation.figures import Row
-from veilsum_aggregation.weighted_means import WeightedSums, difference
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, clip, exp, joined, minimum, placed, real, rounded, where, whole
 from veilsum_privacy.tasks.layout import Block
@@ -75,6 +73,8 @@ class Effect(OutcomeKind):
 
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
         """The weighted mean of each treatment, then their difference, and of an event their ratio."""
+        from veilsum_aggregation.weighted_means import WeightedSums, difference, ratio
+
         outcome, name = self.outcome, self.query.by[0]
         half, middle, unit = (outcome.half, outcome.middle, outcome.unit) if self.event is None else (1.0, 0.0, "")
         arms = list[WeightedSums]()
@@ -93,5 +93,5 @@ class Effect(OutcomeKind):
         row = compared | {"effect": "difference", "value": part.cell(least, apart.scaled(half, 0.0))}
         yield row | {"p_value": apart.p_value}
         if self.event is not None:
-            found = weighted_means.ratio(means[1], means[0])
+            found = ratio(means[1], means[0])
             yield compared | {"effect": "risk ratio", "value": part.cell(least, found), "p_value": None}

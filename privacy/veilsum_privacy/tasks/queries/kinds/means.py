@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from veilsum_aggregation import group_means, tables
+from veilsum_aggregation import tables
 from veilsum_aggregation.figures import Row, test_row
-from veilsum_aggregation.group_means import NumberSums
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, placed, symbol, where, whole
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import WORD_SCALE, Columns, Query
+
+if TYPE_CHECKING:
+    from veilsum_aggregation.group_means import NumberSums
 
 SHIFT = 0.7
 """c of the shifted square x^2 - c that stands for the second moment."""
@@ -102,8 +104,10 @@ class Means(QueryKind):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def sums(self, part: ReleasedPart, group: int, place: int) -> NumberSums:
+    def sums(self, part: ReleasedPart, group: int, place: int) -> "NumberSums":
         """Those of one number in one group."""
+        from veilsum_aggregation.group_means import NumberSums
+
         name = self.query.over[place]
         records, std = float(part.block("records")[group]), part.std("records")
         if name in self.open:
@@ -113,6 +117,8 @@ class Means(QueryKind):
         return NumberSums(records, *sums, SHIFT, std, part.std("sum"), part.std("square"))
 
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
+        from veilsum_aggregation import group_means
+
         for group, levels in enumerate(self.group_levels()):
             for place, name in enumerate(self.query.over):
                 domain = self.columns.number(name, self.what)
@@ -127,9 +133,11 @@ class Means(QueryKind):
                 yield row
 
     def tests(self, part: ReleasedPart) -> Iterator[Row]:
+        from veilsum_aggregation.group_means import equal_means
+
         query = self.query
         if not query.by or not (query.kind == "compare" or query.part_of) or self.group_count < 2:
             return
         for place, name in enumerate(query.over):
             groups = [self.sums(part, group, place) for group in range(self.group_count)]
-            yield test_row("equal means (score)", f"{name} by {', '.join(query.by)}", group_means.equal_means(groups))
+            yield test_row("equal means (score)", f"{name} by {', '.join(query.by)}", equal_means(groups))

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Row, test_row
-from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, length, maximum, minimum, real, symbol, where
 from veilsum_privacy.tasks.layout import Block
@@ -17,6 +16,9 @@ from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcom
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
 from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_privacy.tasks.queries.language import Columns, Query
+
+if TYPE_CHECKING:
+    from veilsum_aggregation.regression import Fit, LinearFit
 
 
 class LinearRegression(OutcomeKind):
@@ -97,8 +99,10 @@ class LinearRegression(OutcomeKind):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def fit(self, part: ReleasedPart) -> LinearFit:
+    def fit(self, part: ReleasedPart) -> "LinearFit":
         """That of the moments."""
+        from veilsum_aggregation.regression import LinearFit
+
         return LinearFit(part.moments, part.std("diagonal"), term_names(self), part.grain)
 
     def score(self, part: ReleasedPart, gram: Floats) -> Iterator[Row]:
@@ -106,7 +110,7 @@ class LinearRegression(OutcomeKind):
         yield from score_row(self.fit(part), self, gram, self.outcome.half, self.outcome.middle)
 
     def answer(
-        self, part: ReleasedPart, fit: Fit | None = None, reference: Mapping[str, str] = MappingProxyType({})
+        self, part: ReleasedPart, fit: "Fit | None" = None, reference: Mapping[str, str] = MappingProxyType({})
     ) -> Iterator[Row]:
         """In the columns' own units."""
         outcome, count = self.outcome, float(part.block("diagonal")[0])

@@ -1,19 +1,20 @@
 """Survival curves and log-rank tests: a table of when and how times ended."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from veilsum_aggregation import survival
 from veilsum_aggregation.figures import Answer, NotEstimable, Row, test_row
-from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, lookup, maximum, search, where
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import CellKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, level_cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, scaled
+
+if TYPE_CHECKING:
+    from veilsum_aggregation.survival import SurvivalCounts
 
 
 class Survival(CellKind):
@@ -77,7 +78,9 @@ class Survival(CellKind):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def _counts(self, part: ReleasedPart) -> list[SurvivalCounts]:
+    def _counts(self, part: ReleasedPart) -> "list[SurvivalCounts]":
+        from veilsum_aggregation.survival import SurvivalCounts
+
         ends, beyond = part.block("ends"), part.block("beyond")
         return [
             SurvivalCounts(table, float(last), part.std("ends"), self.query.edges)
@@ -96,8 +99,10 @@ class Survival(CellKind):
                 value = part.cell(about, figure)
                 yield {**levels, "figure": name, "time": time, "unit": unit, "value": value, "at_risk": at_risk}
 
-    def _figures(self, counts: SurvivalCounts) -> Iterator[tuple[str, float | None, Answer, float | None]]:
+    def _figures(self, counts: "SurvivalCounts") -> Iterator[tuple[str, float | None, Answer, float | None]]:
         """Figures of one group: what is told, at which time, its figure, and how many are at risk."""
+        from veilsum_aggregation import survival
+
         curve = survival.survival_curve(counts)
         if isinstance(curve, NotEstimable):
             yield "survival", None, curve, None
@@ -115,9 +120,11 @@ class Survival(CellKind):
                     yield f"cumulative incidence of {name}", time, figure, risk
 
     def tests(self, part: ReleasedPart) -> Iterator[Row]:
+        from veilsum_aggregation.survival import log_rank
+
         query = self.query
         if query.by and self.group_count > 1:
-            yield test_row("log-rank", f"{query.over[0]} by {', '.join(query.by)}", survival.log_rank(self._counts(part)))
+            yield test_row("log-rank", f"{query.over[0]} by {', '.join(query.by)}", log_rank(self._counts(part)))
 
 
 def check_times(query: Query, what: str) -> None:

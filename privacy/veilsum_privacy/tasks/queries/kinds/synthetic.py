@@ -4,20 +4,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import and_
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.figures import Row
-from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, symbol, where
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Axis, QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
 from veilsum_privacy.tasks.queries.language import Columns, Query, interval_names, scaled
+
+if TYPE_CHECKING:
+    from veilsum_aggregation.synthetic import PairTree
 
 PARTS = 8
 """Intervals of a number in synthetic records."""
@@ -93,7 +95,9 @@ class Synthetic(QueryKind):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def _tree(self, part: ReleasedPart) -> tuple[PairTree, float]:
+    def _tree(self, part: ReleasedPart) -> "tuple[PairTree, float]":
+        from veilsum_aggregation.synthetic import pair_tree
+
         plan, released = self.plan, part.block("pairs")
         std = part.std("pairs")
         tree, _ = pair_tree(plan.levels, lambda i, j: plan.table(released, i, j), lambda i, j: plan.cell_std(i, j, std))

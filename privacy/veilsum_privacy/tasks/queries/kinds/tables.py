@@ -1,12 +1,12 @@
 """Counts, histograms and independence: a table of which a record adds one cell."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from veilsum_aggregation import ratios, tables
+from veilsum_aggregation import tables
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, Row, Test, test_row
 from veilsum_node.errors import HostileInput
@@ -22,17 +22,6 @@ STEPS = 32
 POOLED = 0.7
 """What a record adds to the table of all groups together, as a share of what it adds to its group's. Cells of two to six
 groups have 6 to 14% more noise by it, and intervals of what the groups have in common are 4 to 10% shorter (decision 88)."""
-
-_RATIOS: Mapping[str, Callable[[Floats, float, Sequence[str]], Answer]] = {
-    "odds ratio": ratios.odds_ratio,
-    "risk ratio": ratios.risk_ratio,
-    "risk difference": ratios.risk_difference,
-}
-_POOLED_RATIOS: Mapping[str, Callable[[Floats, float, float], Answer]] = {
-    "odds ratio": ratios.pooled_odds_ratio,
-    "risk ratio": ratios.pooled_risk_ratio,
-    "risk difference": ratios.pooled_risk_difference,
-}
 
 
 class CountTable(CellKind):
@@ -90,7 +79,9 @@ class CountTable(CellKind):
         table = table.reshape(self.group_count, *table.shape[len(self.groups) :])
         if not self.query.pooled:
             return table, std, 0.0
-        return ratios.consistent(table, part.block("pooled"), std, part.std("pooled"))
+        from veilsum_aggregation.ratios import consistent
+
+        return consistent(table, part.block("pooled"), std, part.std("pooled"))
 
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
         table, std, _ = self._tables(part)
@@ -129,6 +120,8 @@ class CountTable(CellKind):
         levels, ends = (axis.levels[:-1] if axis.missing else axis.levels for axis in (exposure, event))
         if len(ends) != 2:
             return
+        from veilsum_aggregation.ratios import POOLED_RATIOS, RATIOS
+
         squares, std, correlation = self._tables(part)
         for place in range(1, len(levels)):
             strata = squares[:, [place, 0], :][:, :, [1, 0]]
@@ -139,12 +132,12 @@ class CountTable(CellKind):
                 for end in ends[::-1]
             ]
             for group, table in zip(self.group_levels(), strata, strict=True):
-                found = {name: figure(table, std, cells) for name, figure in _RATIOS.items()}
+                found = {name: figure(table, std, cells) for name, figure in RATIOS.items()}
                 yield from self._told_ratios(part, group | about, found, float(table.min()))
             if len(strata) > 1:
                 everywhere = dict.fromkeys((axis.column for axis in self.groups), "all strata")
                 found = {
-                    f"{name} (Mantel-Haenszel)": figure(strata, std, correlation) for name, figure in _POOLED_RATIOS.items()
+                    f"{name} (Mantel-Haenszel)": figure(strata, std, correlation) for name, figure in POOLED_RATIOS.items()
                 }
                 yield from self._told_ratios(part, everywhere | about, found, float(strata.sum()))
 
@@ -158,7 +151,9 @@ class CountTable(CellKind):
         if [len(axis.levels) - axis.missing for axis in (exposure, event)] == [2, 2] and self.group_count > 1:
             by = ", ".join(self.query.by)
             squares, std, correlation = self._tables(part)
-            found = ratios.no_association(squares[:, 1::-1, 1::-1], std, correlation)
+            from veilsum_aggregation.ratios import no_association
+
+            found = no_association(squares[:, 1::-1, 1::-1], std, correlation)
             everywhere = dict.fromkeys(self.query.by, "all strata")
             of = f"{' and '.join(self.query.over)} within {by}"
             yield test_row(
