@@ -22,8 +22,8 @@ class LocalStudies(Studies):
     """See :class:`veilsum_participant.studies.Studies`.
 
     Args:
-        shared: whether it is of several sites, whose records are in this process and one thread anyway. What one of them has made
-            of a round's public arrays serves the others, and stays until the next round's.
+        shared: whether it is of several sites, whose records are in this process and one thread anyway. What one of them has
+            made of a round's public arrays serves the others, and stays until the next round's.
     """
 
     def __init__(self, *, shared: bool = False) -> None:

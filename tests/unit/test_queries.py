@@ -103,7 +103,7 @@ def test_a_condition_holds_where_it_says(text: str, expected: list[bool]) -> Non
         [(65.0, 0.0, 0, 0, 0, 0), (30.0, 3.0, 1, 1, 1, 1), (None, 3.0, 0, 2, 2, -1), (80.0, 7.0, -1, 1, 0, 0)]
     )
     condition = parse_condition(text, COLUMNS.domains)
-    said = computed(lambda record: condition.holds(COLUMNS.cells(record, COLUMNS.domains)), records)
+    said = computed(lambda record: condition.holds(COLUMNS.cells(record)), records)
     assert said.tolist() == condition.holds(cells_of(COLUMNS, records, COLUMNS.domains)).tolist() == expected
 
 
@@ -285,7 +285,7 @@ def test_any_text_is_a_sum_or_refused(text: str) -> None:
         records = records_of([(20.0, 0.0, 0, 0, 0, 0), (90.0, 120.0, 1, 2, 2, 1), (None, None, -1, 0, -1, -1)])
 
         def said(record: Record) -> Symbol:
-            cells = COLUMNS.cells(record, {name for term in terms for name in term.sources})
+            cells = COLUMNS.cells(record)
             value = evaluate_sum(terms, cells, COLUMNS.domains)
             return joined(value.x, value.present)
 

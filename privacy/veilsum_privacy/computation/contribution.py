@@ -83,9 +83,9 @@ class Graphs:
 
 
 class Evaluations:
-    """Graphs of a task, kept ready from a round's rehearsal to the round, and from one site's records to the next; of one thread.
+    """Graphs of a task, kept ready from a round's rehearsal to the round, and from one site to the next; of one thread.
 
-    Nobody writes to a broadcast's arrays, so that the digest of a long one is taken once.
+    Nobody writes to a broadcast's arrays, so that the digest of each is taken once.
 
     Args:
         graphs: where graphs of ``agreed`` are looked for before they are traced, and kept.
@@ -96,7 +96,7 @@ class Evaluations:
         self._graphs, self._agreed = graphs, agreed
         self._kept: tuple[DeclaredTask, str, Evaluation] | None = None
         self._requested: tuple[RowGraph, int, Evaluation] | None = None
-        self._said: list[tuple[Floats, bytes]] = []
+        self._said: list[tuple[Floats | Integers, bytes]] = []
 
     def graph(self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
         """The graph of a task's rows, which is traced if it is not kept."""

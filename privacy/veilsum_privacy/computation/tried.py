@@ -31,14 +31,12 @@ class Tried:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def rehearse(
-        self, task: AgreedTask, arrays: Mapping[str, Floats] | None, evaluations: Evaluations | None = None
-    ) -> None:
+    def rehearse(self, task: AgreedTask, arrays: Mapping[str, Floats] | None, evaluations: Evaluations | None = None) -> None:
         """Compute a task without records: on all made-up ones for a set of arrays of other names or shapes, on a few for the
         values of every round; or, where no arrays are given, on made-up ones.
 
         Args:
-            evaluations: of the round that brings the arrays, for which the graph is kept ready; None where there is no such round.
+            evaluations: of the round that brings the arrays, which keep its graph ready; None where there is no such round.
 
         Raises:
             HostileInput: it fails.
