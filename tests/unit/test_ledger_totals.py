@@ -18,7 +18,8 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.figures import estimated_epsilon, rdp_epsilon
 from veilsum_privacy.ledger import Budget, Kind, Mechanism, totals
 from veilsum_privacy.ledger.statements import estimate_of
-from veilsum_privacy.ledger.totals import BudgetStep, Follower, ReleaseStep, Standing, Step, Sum, Totals
+from veilsum_privacy.ledger.sums import Sum
+from veilsum_privacy.ledger.totals import BudgetStep, Follower, ReleaseStep, Standing, Step, Totals
 from veilsum_privacy.mechanism.noise import NoisePlan
 
 BUDGETS = [Budget(3.0, 1e-5), Budget(None, 1e-6), Budget(1.0, 1e-5, "strict")]

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
@@ -96,7 +97,7 @@ class Evaluations:
         self._graphs, self._agreed = graphs, agreed
         self._kept: tuple[DeclaredTask, str, Evaluation] | None = None
         self._requested: tuple[RowGraph, int, Evaluation] | None = None
-        self._said: list[tuple[Floats | Integers, bytes]] = []
+        self._said: list[tuple[NDArray[Any], bytes]] = []
 
     def graph(self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
         """The graph of a task's rows, which is traced if it is not kept."""
