@@ -1,14 +1,18 @@
 """A request made ready for the participants of a coordinator, or for a number of them that nobody knows yet."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from veilsum.compile import StudyDraft, StudyRequest, draft_study
-from veilsum.coordinator import Coordinator
 from veilsum.plan import StudyPlan, plan_study
 from veilsum_node.errors import ConfigurationError, StateError
 from veilsum_node.process.steady_clock import now
 from veilsum_node.randomness import SYSTEM_RANDOM
+
+if TYPE_CHECKING:
+    from veilsum.coordinator import Coordinator
 
 
 class Planned(NamedTuple):

@@ -8,17 +8,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput, raising
 from veilsum_privacy.accounting.prices import study_rule
 from veilsum_privacy.ledger.entries import Budget, Mechanism
 from veilsum_privacy.ledger.statements import declared_mechanisms
+from veilsum_privacy.ledger.sums import Sum
 from veilsum_privacy.study.study import Study
-
-if TYPE_CHECKING:
-    from veilsum_privacy.ledger.totals import Sum
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,7 @@ def affordable(study: Study, epsilon: float, most: int) -> int:
     return bisect_left(range(1, most + 1), True, key=beyond)
 
 
-def _sum(mechanisms: Mapping[Mechanism, int]) -> "Sum":
-    from veilsum_privacy.ledger.totals import Sum  # with the tables of a ledger, which an analyst's commands do without
-
+def _sum(mechanisms: Mapping[Mechanism, int]) -> Sum:
     total = Sum()
     for mechanism, count in mechanisms.items():
         total.add(mechanism, count)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from threading import Lock
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.computation.contribution import Graphs
+from veilsum_privacy.computation.contribution import Evaluations, Graphs
 from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
 from veilsum_privacy.computation.following import Following, followed
 from veilsum_privacy.study.study import Study
@@ -54,6 +54,10 @@ class Studies(ABC):
     @abstractmethod
     def parsed(self, data: bytes) -> DeclaredStudy:
         """As :meth:`agreed`, anew."""
+
+    def evaluations(self, task: DeclaredTask) -> Evaluations:
+        """What keeps a round's graph ready, for as long as the round takes."""
+        return Evaluations(self.graphs, task)
 
     @abstractmethod
     def rehearse(self, task: DeclaredTask, arrays: Mapping[str, Floats] | None) -> None:

@@ -189,7 +189,7 @@ def test_what_was_tried_is_tried_again_on_little_and_no_more_than_so_much_is_rem
     chooses are tried each time."""
     tried: list[list[str]] = []
 
-    def rehearsed(_: object, arrays: dict[str, object], *, again: Records | None, graphs: Graphs) -> None:
+    def rehearsed(_: object, arrays: dict[str, object], *, again: Records | None, graphs: Graphs, **more: object) -> None:
         if again is None:
             tried.append(sorted(arrays))
         else:

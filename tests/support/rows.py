@@ -47,10 +47,10 @@ def cells_of(columns: Columns, records: Records, names: Collection[str]) -> dict
     found: dict[str, Cells] = {}
     for name in names:
         if columns.level_names(name):
-            found[name] = LevelCells(computed(lambda r, name=name: columns.cells(r, [name])[name].codes, records))
+            found[name] = LevelCells(computed(lambda r, name=name: columns.cells(r)[name].codes, records))
         else:
-            x = computed(lambda r, name=name: columns.cells(r, [name])[name].x, records)
-            found[name] = ScaledNumbers(x, computed(lambda r, name=name: columns.cells(r, [name])[name].present, records))
+            x = computed(lambda r, name=name: columns.cells(r)[name].x, records)
+            found[name] = ScaledNumbers(x, computed(lambda r, name=name: columns.cells(r)[name].present, records))
     return found
 
 
@@ -72,4 +72,4 @@ def question_rows(question: QueryKind, columns: Columns, records: Records) -> ND
 
 def question_of_rows(question: QueryKind, columns: Columns, like: Records) -> Callable[[Records], NDArray[np.int64]]:
     """What computes the rows (n, size) of a question, of records as others are."""
-    return computing(lambda record: question.row(columns.cells(record, columns.domains)), like)
+    return computing(lambda record: question.row(columns.cells(record)), like)

@@ -82,7 +82,7 @@ def computed(formula: str, frame: pd.DataFrame) -> dict[str, np.ndarray]:
     columns = Columns(SCHEMA, [DerivedColumn(name=name, **own) for name, own in derived.items()])
     record, found = record_of(SCHEMA.width, labelled=False), {}
     for name in derived:
-        cells, domain = columns.cells(record, [name]), columns.number(name, "test")
+        cells, domain = columns.cells(record), columns.number(name, "test")
         number = number_cells(cells, name)
         row = traced(joined(domain.low + (number.x + 1.0) * domain.half, number.present * 1.0))
         values = np.concatenate(list(Evaluation(row).rows(read(frame))))

@@ -23,7 +23,7 @@ from veilsum_privacy.accounting.figures import estimated_epsilon, rdp_epsilon
 from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon, gaussian_profile, gaussian_ratio
 from veilsum_privacy.ledger import verify_ledger
 from veilsum_privacy.ledger.entries import Budget, Mechanism
-from veilsum_privacy.ledger.totals import total_epsilon
+from veilsum_privacy.ledger.sums import total_epsilon
 
 DELTA = 1e-5
 

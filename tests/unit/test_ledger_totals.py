@@ -18,7 +18,8 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.figures import estimated_epsilon, rdp_epsilon
 from veilsum_privacy.ledger import Budget, Kind, Mechanism, totals
 from veilsum_privacy.ledger.statements import estimate_of
-from veilsum_privacy.ledger.totals import BudgetStep, Follower, ReleaseStep, Standing, Step, Sum, Totals
+from veilsum_privacy.ledger.sums import Sum, total_epsilon
+from veilsum_privacy.ledger.totals import BudgetStep, Follower, ReleaseStep, Standing, Step, Totals
 from veilsum_privacy.mechanism.noise import NoisePlan
 
 BUDGETS = [Budget(3.0, 1e-5), Budget(None, 1e-6), Budget(1.0, 1e-5, "strict")]
@@ -64,7 +65,7 @@ def test_other_figures_of_a_sum() -> None:
     alone = [SPREAD.event_alone, SPREAD.event_alone, LOCAL.event]
     for budget in BUDGETS:
         assert total.alone(budget) == rdp_epsilon(alone, budget.delta, budget.adaptive) > total.epsilon(budget)
-        assert totals.total_epsilon(total.counts, budget.delta, budget.adaptive) == total.epsilon(budget)
+        assert total_epsilon(total.counts, budget.delta, budget.adaptive) == total.epsilon(budget)
     total.add(EXACT)
     assert (estimate_of(total, BUDGET), total.alone(BUDGET)) == (None, math.inf)
 

@@ -75,6 +75,30 @@ def rows_of(queries: list[Query], records: Records) -> np.ndarray:
     return np.hstack([question_rows(question, COLUMNS, records) for question in build_questions(queries, COLUMNS)])
 
 
+def test_columns_side_by_side_are_the_columns() -> None:
+    """Those of the schema are read as a block, a derived one by itself, in the order that is asked for; also one twice."""
+    numbers = [name for name in COLUMNS.domains if not COLUMNS.level_names(name)]
+    features, present = (np.array(each) for each in zip(*[(row, row == row) for row in np.eye(SCHEMA.width)], strict=True))
+    odd = Records(features, present, np.zeros(len(features), dtype=np.int64))
+    odd.features[0, 0], odd.features[1, 1], odd.features[2, 0] = np.nan, 5.0, -np.inf
+    assert len(set(numbers) - {"age", "stay"}) >= 1
+    for records in (every_record(), odd):
+        single = cells_of(COLUMNS, records, COLUMNS.domains)
+        for names in (["age", "stay"], ["stay", *numbers, "age"], [numbers[-1]], ["stay", numbers[-1], "age"]):
+
+            def said(record: Record, names: list[str] = names) -> Symbol:
+                found = COLUMNS.cells(record).numbers(names)
+                return joined(found.x, found.present)
+
+            expected = np.column_stack(
+                [*(single[name].x for name in names), *(single[name].present for name in names)]  # type: ignore[union-attr]
+            )
+            np.testing.assert_array_equal(computed(said, records), expected)
+        mixed = ["sex", "age", "dx", "stay", numbers[-1]]
+        told = computed(lambda record, mixed=mixed: COLUMNS.cells(record).present(mixed), records)
+        np.testing.assert_array_equal(told, np.column_stack([single[name].present for name in mixed]))
+
+
 # -- conditions -------------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +127,7 @@ def test_a_condition_holds_where_it_says(text: str, expected: list[bool]) -> Non
         [(65.0, 0.0, 0, 0, 0, 0), (30.0, 3.0, 1, 1, 1, 1), (None, 3.0, 0, 2, 2, -1), (80.0, 7.0, -1, 1, 0, 0)]
     )
     condition = parse_condition(text, COLUMNS.domains)
-    said = computed(lambda record: condition.holds(COLUMNS.cells(record, COLUMNS.domains)), records)
+    said = computed(lambda record: condition.holds(COLUMNS.cells(record)), records)
     assert said.tolist() == condition.holds(cells_of(COLUMNS, records, COLUMNS.domains)).tolist() == expected
 
 
@@ -285,7 +309,7 @@ def test_any_text_is_a_sum_or_refused(text: str) -> None:
         records = records_of([(20.0, 0.0, 0, 0, 0, 0), (90.0, 120.0, 1, 2, 2, 1), (None, None, -1, 0, -1, -1)])
 
         def said(record: Record) -> Symbol:
-            cells = COLUMNS.cells(record, {name for term in terms for name in term.sources})
+            cells = COLUMNS.cells(record)
             value = evaluate_sum(terms, cells, COLUMNS.domains)
             return joined(value.x, value.present)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from support.neighbours import SETTINGS, TASK_LABEL, Setting, schema
 from veilsum_node.errors import HostileInput
+from veilsum_participant.local_studies import LocalStudies
 from veilsum_privacy.computation import rehearsal
 from veilsum_privacy.computation.contribution import MOST_KEPT, Evaluations, Graphs, SitePlace, compute_sum
 from veilsum_privacy.computation.rehearsal import (
@@ -26,6 +27,7 @@ from veilsum_privacy.computation.rehearsal import (
     rehearse,
 )
 from veilsum_privacy.mechanism.rows import symbols as s
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.symbols import record_of, traced
 from veilsum_privacy.study.encoder import Projection
@@ -160,6 +162,32 @@ def test_a_round_takes_the_graph_of_its_rehearsal_and_sums_are_those_without(
             with suppress(HostileInput):
                 compute_sum(plan, records, changed, place_of(graphs, agreed))
             assert traced, name
+
+
+def test_sites_of_one_process_share_what_follows_from_public_arrays_and_others_keep_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = next(each for each in ROWS if each.task == "gradient")
+    made = list[Evaluation]()
+    real = Evaluation.__init__
+    monkeypatch.setattr(Evaluation, "__init__", lambda self, *given: (made.append(self), real(self, *given))[1])
+    batches = [made_up_records(setting.schema, count) for count in (60, 7)]
+    for shared in (True, False):
+        studies = LocalStudies(shared=shared)
+        agreed = studies.agreed(agreed_of(setting).study.to_bytes()).task(TASK_LABEL)
+        sites = agreed.study.sites
+        plan, arrays = agreed.plan(sites, sites), whole_broadcast(setting, sites)
+        studies.rehearse(agreed, arrays)  # tried on all made-up records once
+        made.clear()
+        for index, records in enumerate(batches):
+            place = SitePlace(index, evaluations=studies.evaluations(agreed))
+            studies.rehearse(agreed, {name: array.copy() for name, array in arrays.items()})
+            found = compute_sum(plan, records, arrays, place)
+            np.testing.assert_array_equal(found.total, compute_sum(plan, records, arrays, SitePlace(index)).total)
+        alone = len(batches)  # those without, beside which
+        assert len(made) == alone + (1 if shared else len(batches))
+        del place
+        assert (studies.evaluations(agreed) is studies.evaluations(agreed)) is shared
 
 
 def test_what_is_made_up_of_arrays_that_a_study_names_is_not_kept() -> None:

@@ -27,8 +27,23 @@ for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
     assert nouns or "pydantic" not in sys.modules
 """
 
+PLAN = """
+import contextlib, io, os, tempfile
+from pathlib import Path
+from veilsum_deploy.cli import main
+os.chdir(tempfile.mkdtemp())
+Path("study.toml").write_text(
+    'name = "ages"\\nmethod = "statistics"\\ndataset = "records"\\n'
+    '[privacy]\\nepsilon = 1.0\\n[data]\\nmax_records = 100\\n'
+    '[[data.columns]]\\nkind = "number"\\nname = "age"\\nlow = 0\\nhigh = 100\\n'
+)
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+    main(["study", "plan", "study.toml", "--participants", "3"])
+assert "age" in said.getvalue(), said.getvalue()
+"""
 
-@pytest.mark.sampled(3)
+
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("code", "needed", "without"),
     [
@@ -52,9 +67,10 @@ for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
             {"grpc", "sqlalchemy"},
             {"scipy", "pandas", "torch", "sklearn", "jinja2"},
         ),
+        (PLAN, {"numpy"}, {"sqlalchemy", "grpc", "google", "pyarrow", "pandas", "torch", "tenseal", "sklearn", "jinja2"}),
         (HELP, {"typer"}, {"numpy", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas", "jinja2"}),
     ],
-    ids=["participant", "front", "analyst", "coordinator", "help"],
+    ids=["participant", "front", "analyst", "coordinator", "plan", "help"],
 )
 def test_what_starts_loads_what_it_uses(code: str, needed: set[str], without: set[str]) -> None:
     found = loaded(code)

@@ -174,7 +174,7 @@ class Fitted:
         over, offset = [str(name) for name in parameters["over"]], str(parameters.get("offset", ""))
         per = RegressionParameters.model_validate(parameters).per  # numbers are signed as texts
         record = record_of(schema.width, labelled=schema.label is not None)
-        cells = columns.cells(record, [*over, *([offset] if offset else [])])
+        cells = columns.cells(record)
         eta: Any = by_term.get("constant", 0.0)
         known: Any = np.True_
         for name in over:

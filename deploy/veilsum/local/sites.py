@@ -18,6 +18,7 @@ from veilsum_node.identity import load_credentials
 from veilsum_node.identity.kit import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.data.sources import reader_of
+from veilsum_participant.local_studies import LocalStudies
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_site
 from veilsum_participant.settings.config import BudgetConfig, ParticipantConfig, Policy
@@ -61,7 +62,7 @@ def make_local(
         disclosures=("joint", "per-site"),
         max_epsilon=1000,
     )
-    cores = {}
+    cores, studies = {}, LocalStudies(shared=True)
     for party in kit.participants:
         offered = DatasetConfig(path=files[party.name], subject=subject, header=header)
         if named_in_records(offered):  # whoever simulates has the files
@@ -76,7 +77,7 @@ def make_local(
             budgets={dataset: BudgetConfig(epsilon="unlimited", delta=DELTA)},
             policy=policy,
         )
-        site = open_site(config, clock=clock)
+        site = open_site(config, clock=clock, studies=studies)
         stack.callback(site.database.close)
         cores[party.name] = ParticipantCore(site)
     database = stack.enter_context(open_database(kit.coordinator.directory / "coordinator.db"))

@@ -30,9 +30,6 @@ from veilsum_node.config import did_you_mean
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_participant.applying.heads import head_scores
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, ProjectionArrays, Recipe, aligned_columns, parse_recipe
-from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.encoders import load_encoder
-from veilsum_participant.data.sources import read_table
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -86,6 +83,8 @@ class Model:
                     f"This result needs the frozen program with SHA-256 {recipe.encoder.sha256}.",
                     "Give its file as the encoder.",
                 )
+            from veilsum_participant.data.encoders import load_encoder  # with all that reads files, which a plan does without
+
             program = load_encoder(encoder, recipe.encoder) if isinstance(encoder, Path) else encoder
         return Model(result.method, recipe.schema, recipe.classes, recipe, arrays, program)
 
@@ -101,6 +100,9 @@ class Model:
             DataError: the file or a column is missing or unreadable.
         """
         schema = self.schema if labelled else self.schema.model_copy(update={"label": None})
+        from veilsum_participant.data.encode import encode_table  # as above
+        from veilsum_participant.data.sources import read_table
+
         return encode_table(read_table(Path(path), schema), schema)
 
     def features(

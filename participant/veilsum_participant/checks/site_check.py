@@ -48,7 +48,8 @@ from veilsum_privacy.accounting.prices import delta_warning
 from veilsum_privacy.backup.restored import read_mark
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.ledger import Budget, Headroom, LedgerReader, Mechanism
-from veilsum_privacy.ledger.totals import Follower, Sum
+from veilsum_privacy.ledger.sums import Sum
+from veilsum_privacy.ledger.totals import Follower
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy

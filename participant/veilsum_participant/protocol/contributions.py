@@ -36,7 +36,7 @@ from veilsum_participant.store.attempts import (
 )
 from veilsum_participant.store.kept import find_kept, paid_state
 from veilsum_participant.store.studies import StudyState, change_study, find_method
-from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute, own_rows
+from veilsum_privacy.computation.contribution import SitePlace, contribute, own_rows
 from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.ledger import Mechanism, Reservation
 from veilsum_privacy.securesum.context import (
@@ -214,7 +214,7 @@ class Contributions:
             decode_broadcast(state or b""),
             site.noise_random,
             most_records=site.config.datasets[study.dataset].most_records,
-            evaluations=Evaluations(site.studies.graphs, task),
+            evaluations=site.studies.evaluations(task),
             elsewhere=elsewhere,
         )
         refuse(weight_faults(task, arrays, place, site.config.policy))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
@@ -83,7 +84,9 @@ class Graphs:
 
 
 class Evaluations:
-    """Graphs of a task, kept ready where one round is computed of many sites' records; of one thread.
+    """Graphs of a task, kept ready from a round's rehearsal to the round, and from one site to the next; of one thread.
+
+    Nobody writes to a broadcast's arrays, so that the digest of each is taken once.
 
     Args:
         graphs: where graphs of ``agreed`` are looked for before they are traced, and kept.
@@ -94,10 +97,11 @@ class Evaluations:
         self._graphs, self._agreed = graphs, agreed
         self._kept: tuple[DeclaredTask, str, Evaluation] | None = None
         self._requested: tuple[RowGraph, int, Evaluation] | None = None
+        self._said: list[tuple[NDArray[Any], bytes]] = []
 
     def graph(self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
         """The graph of a task's rows, which is traced if it is not kept."""
-        return self._graph(agreed, broadcast, given, _traced_with(agreed, broadcast, given))
+        return self._graph(agreed, broadcast, given, self._traced_with(agreed, broadcast, given))
 
     def _graph(self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given, key: str) -> RowGraph:
         def trace() -> RowGraph:
@@ -118,12 +122,14 @@ class Evaluations:
 
         ``maps`` gives what is taken in the place of the graph's own opaque maps, once it was traced.
         """
-        traced = _traced_with(agreed, broadcast, given)
+        traced = self._traced_with(agreed, broadcast, given)
         key = f"{most} {id(given.encode)} {traced}"
         if self._kept is None or self._kept[0] is not agreed or self._kept[1] != key:
             graph = self._graph(agreed, broadcast, given, traced)
             found = {**maps(agreed.row_maps(broadcast, graph)), **_program(graph, given)}
+            self._kept = None  # one that is let go makes room for the next
             self._kept = agreed, key, Evaluation(graph, found, most)
+        self._kept[2].fault = None
         return self._kept[2]
 
     def requested(self, graph: RowGraph, maps: Mapping[str, OpaqueMap], most: int) -> Evaluation:
@@ -133,18 +139,21 @@ class Evaluations:
         self._requested[2].fault = None
         return self._requested[2]
 
-
-def _traced_with(agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given) -> str:
-    """What a graph depends on beside its task, as a text."""
-    kept, about = dict[str, Integers](), "None 0"
-    if agreed.terms.mapped:
-        about, source = f"{given.encode is not None} {given.index}", agreed.declaration.source
-        kept = {} if source is None or source not in given.kept else {"kept": given.kept[source]}
-    said = sha256()
-    for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
-        said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        said.update(np.ascontiguousarray(array).data)
-    return f"{about} {said.hexdigest()}"
+    def _traced_with(self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], given: Given) -> str:
+        """What a graph depends on beside its task, as a text."""
+        kept, about = dict[str, Integers](), "None 0"
+        if agreed.terms.mapped:
+            about, source = f"{given.encode is not None} {given.index}", agreed.declaration.source
+            kept = {} if source is None or source not in given.kept else {"kept": given.kept[source]}
+        said, known = sha256(), self._said
+        self._said = []
+        for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
+            said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+            digest = next((digest for one, digest in known if one is array), None)
+            digest = sha256(np.ascontiguousarray(array).data).digest() if digest is None else digest
+            self._said.append((array, digest))
+            said.update(digest)
+        return f"{about} {said.hexdigest()}"
 
 
 def _program(graph: RowGraph, given: Given) -> Mapping[str, OpaqueMap]:

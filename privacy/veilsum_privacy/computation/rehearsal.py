@@ -87,6 +87,7 @@ def rehearse(
     *,
     again: Records | None = None,
     graphs: Graphs | None = None,
+    evaluations: Evaluations | None = None,
 ) -> Mapping[str, Floats]:
     """Trace a task, or run it on no record and on made-up ones; training takes one step for each of its rounds.
 
@@ -98,6 +99,7 @@ def rehearse(
             training; on no record where there are more than :data:`SMALL` values, each of which would cost as much as the
             round's own.
         graphs: where the round's graph is kept once it was traced.
+        evaluations: of the task, which keep the graph ready for the round's records; None to make them for this alone.
 
     Returns:
         The broadcast that it was tried with.
@@ -106,7 +108,8 @@ def rehearse(
         HostileInput: it fails. No record had a part in that.
         Misuse: its noise or its encoding cannot be planned.
     """
-    tried, label = _shortened(agreed), agreed.label
+    traced = again is not None and _is_traced(agreed.task, broadcast or {})
+    tried, label = agreed if traced else _shortened(agreed), agreed.label  # of no record no sample is drawn
     tried, arrays = made_up_broadcast(tried) if broadcast is None else (tried, broadcast)
     if broadcast is None and arrays:
         graphs = None  # what was made up may be of another study, which names it by its digest
@@ -118,11 +121,12 @@ def rehearse(
     try:
         if again is None:
             _try_purity(plan, arrays)
-        if isinstance(task, RowTask) and not task.maps(arrays) and not task.computes_from():
+        if _is_traced(task, arrays):
             given = [none]  # it is traced, and nothing that a record holds makes a graph fail
         for number in copies if tried.source else copies[:1]:
             steps = Steps if again is None else _Quiet
-            place = SitePlace(0, made_up_statistics(tried, number), steps=steps, evaluations=Evaluations(graphs, agreed))
+            kept_ready = evaluations if traced and evaluations is not None else Evaluations(graphs, agreed)
+            place = SitePlace(0, made_up_statistics(tried, number), steps=steps, evaluations=kept_ready)
             for records in given:
                 with np.errstate(all="ignore"):
                     compute_sum(plan, records, arrays, place)
@@ -132,6 +136,11 @@ def rehearse(
         LOG.warning("task %r fails on made-up records", label, exc_info=True)
         raise HostileInput(f"Task {label!r} fails on made-up records: {type(error).__name__}.") from error
     return arrays
+
+
+def _is_traced(task: Task[Any], arrays: Mapping[str, Floats]) -> bool:
+    """Whether all that a task computes is a graph, of public arrays and a record."""
+    return isinstance(task, RowTask) and not task.computes_from() and not task.maps(arrays)
 
 
 def _try_purity(plan: RoundPlan, arrays: Mapping[str, Floats]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.computation.contribution import Graphs
+from veilsum_privacy.computation.contribution import Evaluations, Graphs
 from veilsum_privacy.computation.rehearsal import few_records, rehearse
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.tasks.agreed import AgreedTask
@@ -31,9 +31,12 @@ class Tried:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def rehearse(self, task: AgreedTask, arrays: Mapping[str, Floats] | None) -> None:
+    def rehearse(self, task: AgreedTask, arrays: Mapping[str, Floats] | None, evaluations: Evaluations | None = None) -> None:
         """Compute a task without records: on all made-up ones for a set of arrays of other names or shapes, on a few for the
         values of every round; or, where no arrays are given, on made-up ones.
+
+        Args:
+            evaluations: of the round that brings the arrays, which keep its graph ready; None where there is no such round.
 
         Raises:
             HostileInput: it fails.
@@ -45,7 +48,7 @@ class Tried:
         known = self._key(task, arrays) in self._seen
         if known and not arrays:
             return
-        rehearse(task, arrays, again=self._of_few(task) if known else None, graphs=self.graphs)
+        rehearse(task, arrays, again=self._of_few(task) if known else None, graphs=self.graphs, evaluations=evaluations)
         if not known:
             self._add(task, arrays)
 

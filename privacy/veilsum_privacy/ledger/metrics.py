@@ -15,8 +15,9 @@ from veilsum_node.database import Database
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism
 from veilsum_privacy.ledger.rows import read_mechanism
+from veilsum_privacy.ledger.sums import total_epsilon
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table
-from veilsum_privacy.ledger.totals import Follower, total_epsilon
+from veilsum_privacy.ledger.totals import Follower
 
 MIRROR_DELTA = 1e-5
 """Delta at which the epsilon of a coordinator's releases is shown: a mirror knows no budget and so no delta of its own."""

@@ -13,7 +13,8 @@ from veilsum_privacy.ledger.faults import require
 from veilsum_privacy.ledger.receipts import Receipt
 from veilsum_privacy.ledger.rows import unhex
 from veilsum_privacy.ledger.statements import change_policy, estimate_of
-from veilsum_privacy.ledger.totals import BudgetStep, ReleaseStep, Standing, Sum, Totals
+from veilsum_privacy.ledger.sums import Sum
+from veilsum_privacy.ledger.totals import BudgetStep, ReleaseStep, Standing, Totals
 
 TOLERANCE = 1e-6
 """Relative; versions of the software may round an epsilon differently, and a budget may have been met exactly."""

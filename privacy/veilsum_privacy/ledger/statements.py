@@ -15,7 +15,7 @@ from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 
 if TYPE_CHECKING:
-    from veilsum_privacy.ledger.totals import Sum
+    from veilsum_privacy.ledger.sums import Sum
 
 LONGEST_TEXT = 2000
 """Characters of a text that an entry holds; the rest of a longer one is left out."""

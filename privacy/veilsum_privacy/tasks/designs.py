@@ -87,7 +87,7 @@ class DesignTask(PersonTask[D]):
 
     def design(self, record: Record) -> Design:
         """A record's terms and outcome."""
-        cells = self.columns.cells(record, sorted(self.question.reads | {*self.beside}))
+        cells = self.columns.cells(record)
         group = symbol(0)
         for name in self.beside:
             group = where(cells[name].present, group, -1)

@@ -70,7 +70,6 @@ class TableTask(PersonTask[T]):
         self._schema = schema if read is None else read
         self._columns = Columns(self._schema, parameters.derived)
         self.questions = build_questions(parameters.queries, self._columns)
-        self._reads = sorted(frozenset().union(*(question.reads for question in self.questions)))
         blocks = tuple(block for question in self.questions for block in question.blocks())
         self._layout = Layout(blocks, parameters.limbs, parameters.limb_bits)
         if self._layout.width > MAX_VALUES:
@@ -93,7 +92,7 @@ class TableTask(PersonTask[T]):
 
     def _answered(self, record: Record) -> Symbol:
         """The row of a record as queries read it."""
-        cells = self._columns.cells(record, self._reads)
+        cells = self._columns.cells(record)
         return self._layout.in_limbs(joined(*(question.row(cells) for question in self.questions)))
 
 

@@ -26,7 +26,7 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, placed, rounded, symbol, where, whole
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, ScaledNumbers
+from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, RecordCells, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
 
@@ -179,7 +179,7 @@ class QueryKind(ABC):
         """How many figures its result has, by which it is weighed against other queries."""
 
     @abstractmethod
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         """A record's whole values (size,), those of its blocks one after another; ``group`` is -1 of a record that is in none,
         whose values are zeros."""
 
@@ -226,7 +226,7 @@ class QueryKind(ABC):
         """The level of each grouping column, group by group, in the order of the blocks."""
         return levels_of(self.groups)
 
-    def row(self, cells: Mapping[str, Cells]) -> Symbol:
+    def row(self, cells: RecordCells) -> Symbol:
         """A record's row (size,)."""
         group = codes_within(symbol(0), self.groups, cells)
         if self.condition is not None:
@@ -283,7 +283,7 @@ class CellKind(QueryKind):
     def norm(self) -> int:
         return self.scale**2
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         return placed(self.scale, self.cell(cells, group), self.size)
 
 

@@ -1,6 +1,6 @@
 """What a query states, and which columns it can use: the schema's, its label, and columns that public rules derive."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import not_
 from typing import Annotated, Literal, Self
@@ -34,8 +34,10 @@ from veilsum_privacy.tasks.queries.cells import (
     LevelCells,
     LevelDomain,
     NumberDomain,
+    RecordCells,
     ScaledNumbers,
     number_cells,
+    within_bounds,
 )
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 
@@ -145,10 +147,13 @@ class Columns:
 
     def __init__(self, schema: DatasetSchema, derived: Sequence[DerivedColumn] = ()) -> None:
         self._places: dict[str, slice] = {}
+        self._numbers: dict[str, int] = {}
         self.domains: dict[str, Domain] = {}
         self.imputed: set[str] = set()
         for column, place in schema.places():
             self._places[column.name] = place
+            if isinstance(column, NumberColumn):
+                self._numbers[column.name] = place.start
             if column.impute is not None:
                 self.imputed.add(column.name)
             self.domains[column.name] = (
@@ -267,12 +272,9 @@ class Columns:
             raise HostileInput(f"{what}: the schema has no column {name!r}.", did_you_mean(name, self.domains))
         return self.domains[name]
 
-    def cells(self, record: Record, names: Collection[str]) -> dict[str, Cells]:
-        """The cells of some columns, by name."""
-        found: dict[str, Cells] = {}
-        for name in names:
-            self._read(name, record, found)
-        return found
+    def cells(self, record: Record) -> RecordCells:
+        """The cells of a record by column."""
+        return RecordCells(record, self._numbers, lambda name, found: self._read(name, record, found))
 
     def _read(self, name: str, record: Record, found: dict[str, Cells]) -> None:
         if name in found:
@@ -281,7 +283,7 @@ class Columns:
             place, domain = self._places[name], self.domains[name]
             present = record.present[place.start]
             if isinstance(domain, NumberDomain):
-                found[name] = _finite(record.features[place.start], present)
+                found[name] = within_bounds(record.features[place.start], present)
             else:
                 found[name] = LevelCells(where(present, place_of_largest(record.features[place]), -1))
         elif name == self._label:
@@ -295,7 +297,7 @@ class Columns:
             domain = self.number(name, name)
             raw = self._sum(name, record, found)
             scaled_sum = (np.clip(raw.x, domain.low, domain.high) - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0
-            found[name] = _finite(scaled_sum, raw.present)
+            found[name] = within_bounds(scaled_sum, raw.present)
 
 
 def records_within(schema: DatasetSchema, count: int) -> Records:
@@ -313,12 +315,6 @@ def records_within(schema: DatasetSchema, count: int) -> Records:
             features[:, place] = np.eye(column.width)[rng.integers(0, column.width, count)]
     labels = None if schema.label is None else rng.integers(0, len(schema.classes), count)
     return Records(features, np.ones(features.shape, dtype=np.bool_), labels)
-
-
-def _finite(x: Value, present: Value) -> ScaledNumbers:
-    """Numbers within the bounds; what is not finite is missing."""
-    present = present & np.isfinite(x)
-    return ScaledNumbers(where(present, np.clip(where(present, x, 0.0), -1.0, 1.0), 0.0), present)
 
 
 def cut(numbers: ScaledNumbers, edges: Floats) -> Value:

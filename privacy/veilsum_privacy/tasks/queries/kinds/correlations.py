@@ -1,17 +1,15 @@
 """Correlations of numbers."""
 
 import math
-from collections.abc import Iterator, Mapping
-from functools import reduce
-from operator import and_
+from collections.abc import Iterator
 from typing import ClassVar
 
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, real
+from veilsum_privacy.mechanism.rows.symbols import Symbol, every, joined, real
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart, products
-from veilsum_privacy.tasks.queries.cells import Cells, number_cells
+from veilsum_privacy.tasks.queries.cells import RecordCells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 
@@ -43,10 +41,10 @@ class Correlations(QueryKind):
         d = len(self._over)
         return d * (d - 1) // 2
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
-        found = [number_cells(cells, name) for name in self._over]
-        known = reduce(and_, (number.present for number in found), group >= 0)
-        return products(real(joined(known, *(number.x * known for number in found))), self.scale)
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
+        found = cells.numbers(self._over)
+        known = (group >= 0) & every(found.present)
+        return products(real(joined(known, found.x * known)), self.scale)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The effect of a treatment under weights by its inverse probability."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar
 
 from veilsum_aggregation.figures import Row
@@ -9,7 +9,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, clip, exp, joined, minimum, placed, real, rounded, where, whole
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcome_of
-from veilsum_privacy.tasks.queries.cells import Cells, number_cells
+from veilsum_privacy.tasks.queries.cells import RecordCells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 LARGEST_LOG_ODDS = 20.0
@@ -55,7 +55,7 @@ class Effect(OutcomeKind):
     def figures(self) -> int:
         return 4
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         odds = number_cells(cells, self.query.over[0])
         known = (group >= 0) & odds.present
         for name in self.explained:

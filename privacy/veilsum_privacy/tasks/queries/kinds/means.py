@@ -1,7 +1,7 @@
 """Means and standard deviations of numbers, and their comparison by group."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, placed, symbol, where, whole
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
-from veilsum_privacy.tasks.queries.cells import Cells, number_cells
+from veilsum_privacy.tasks.queries.cells import RecordCells
 from veilsum_privacy.tasks.queries.language import WORD_SCALE, Columns, Query
 
 if TYPE_CHECKING:
@@ -91,15 +91,14 @@ class Means(QueryKind):
     def figures(self) -> int:
         return 2 * self.group_count * len(self._over)
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         if self.single:
             group = where(cells[self._over[0]].present, group, -1)
-        numbers = [number_cells(cells, name) for name in self._over]
-        integers = [[whole(each) * found.present for each in self._integers(found.x)] for found in numbers]
+        numbers = cells.numbers(self._over)
         parts = [symbol(round(self._weights[0]))]
         if self.open:
-            parts.append(joined(*(self.scale * ~cells[name].present for name in self.open)))
-        parts += [joined(*(pair[place] for pair in integers)) for place in (0, 1)]
+            parts.append(self.scale * ~numbers.present[np.array([self._over.index(name) for name in self.open])])
+        parts += [whole(each) * numbers.present for each in self._integers(numbers.x)]
         return joined(*(placed(part, group, self.group_count) for part in parts))
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """How many values are missing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from veilsum_aggregation import tables
@@ -9,7 +9,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, placed, symbol
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
-from veilsum_privacy.tasks.queries.cells import Cells
+from veilsum_privacy.tasks.queries.cells import RecordCells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 
@@ -43,8 +43,8 @@ class Missing(QueryKind):
     def figures(self) -> int:
         return self.group_count * len(self.query.over)
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
-        absent = joined(*(self.scale * ~cells[name].present for name in self.query.over))
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
+        absent = self.scale * ~cells.present(self.query.over)
         return joined(*(placed(each, group, self.group_count) for each in (symbol(self.scale), absent)))
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------

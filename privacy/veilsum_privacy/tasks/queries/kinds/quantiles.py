@@ -1,6 +1,6 @@
 """Quantiles of a number."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from veilsum_aggregation.figures import Row
 from veilsum_privacy.mechanism.rows.symbols import Symbol, lookup, placed
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
-from veilsum_privacy.tasks.queries.cells import Cells, number_cells
+from veilsum_privacy.tasks.queries.cells import RecordCells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, default_edges, scaled
 
 
@@ -62,7 +62,7 @@ class Quantiles(QueryKind):
     def figures(self) -> int:
         return 2 * self.group_count * max(1, len(self.query.at))
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         code = cut(number_cells(cells, self.query.over[0]), self._scaled)
         return placed(lookup(self._columns_of_intervals, code), group, self.group_count)
 

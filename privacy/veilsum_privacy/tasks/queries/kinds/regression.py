@@ -13,7 +13,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, length, maximum, minimum, real, symbol, where
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcome_of, products
-from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
+from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, RecordCells, level_cells, number_cells
 from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
@@ -91,7 +91,7 @@ class LinearRegression(OutcomeKind):
             outcome = where(self.event.holds(cells), 1.0, -1.0)
         return real(joined(*z)) * known, outcome * known, known
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         z, outcome, known = self.design(cells, group)
         short = minimum(1.0, self.longest / maximum(length(z), 1.0))
         bound = known & (abs(outcome) >= 1.0) if self.event is None else np.False_

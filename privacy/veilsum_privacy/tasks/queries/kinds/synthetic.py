@@ -15,7 +15,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, symbol, where
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Axis, QueryKind, ReleasedPart
-from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
+from veilsum_privacy.tasks.queries.cells import NumberDomain, RecordCells
 from veilsum_privacy.tasks.queries.language import Columns, Query, interval_names, scaled
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Synthetic(QueryKind):
     def figures(self) -> int:
         return math.comb(len(self.axes), 2)
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         codes = [axis.codes(cells) for axis in self.axes]
         known = reduce(and_, (code >= 0 for code in codes), group >= 0)
         parts = []

@@ -13,7 +13,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, placed, where
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Axis, CellKind, ReleasedPart, codes_within, levels_of
-from veilsum_privacy.tasks.queries.cells import Cells
+from veilsum_privacy.tasks.queries.cells import Cells, RecordCells
 from veilsum_privacy.tasks.queries.language import Columns, Query, default_edges
 
 STEPS = 32
@@ -65,7 +65,7 @@ class CountTable(CellKind):
     def cell(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         return codes_within(group, self.axes, cells)
 
-    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+    def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         table, *pooled = self.blocks()
         own = placed(self.scale, self.cell(cells, group), table.size)
         whole = self.cell(cells, where(group < 0, -1, 0)) if pooled else None
