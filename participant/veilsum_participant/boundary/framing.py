@@ -1,10 +1,10 @@
 """Frames between two processes of a site: one datagram each on a connected Unix socket (SOCK_SEQPACKET), large ones in memory.
 
-A frame is a header and a message's bytes. What is longer than :data:`INLINE` goes as a sealed memory file (memfd_create(2))
-by its descriptor: whoever gets it checks the seals and the size before it looks, so that nothing changes or ends under its
-eyes; and that the memory is there, for a hole is filled for whoever looks, at its expense. One side asks, the other answers. The side that asks believes nothing: an answer that nobody asked for, a second one, one
-of another kind, size or form, or none in time, ends the connection (:class:`BrokenError`), and whoever keeps the other process
-ends that too.
+A frame is a header and a message's bytes. What is longer than :data:`INLINE` goes as a sealed memory file (memfd_create(2)) by
+its descriptor: whoever gets it checks the seals and the size before it looks, so that nothing changes or ends under its eyes;
+and that the memory is there, for a hole is filled for whoever looks, at its expense. One side asks, the other answers. The
+side that asks believes nothing: an answer that nobody asked for, a second one, one of another kind, size or form, or none in
+time, ends the connection (:class:`BrokenError`), and whoever keeps the other process ends that too.
 """
 
 from __future__ import annotations
