@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from veilsum_node.errors import DataError
@@ -207,6 +207,9 @@ LONG = st.one_of(
 
 @ODD
 @given(cells=st.lists(st.none() | LONG, max_size=6), unit=st.sampled_from([*SECONDS, "date32", "date64"]), zone=st.booleans())
+@example(cells=[2**63 - 1], unit="ms", zone=False)
+@example(cells=[(67_568 - 1970) * 31_556_952 * 10**6], unit="us", zone=True)
+@example(cells=[-1], unit="ns", zone=False)
 def test_a_day_that_no_calendar_has_is_none_and_never_another(
     tmp_path: Path, cells: list[int | None], unit: str, zone: bool
 ) -> None:
