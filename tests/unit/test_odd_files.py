@@ -215,7 +215,7 @@ def test_a_day_that_no_calendar_has_is_none_and_never_another(
 ) -> None:
     """Software writes the largest number for "for ever", and years beyond 32,767 wrap around where days are told."""
     per, most = {"date32": (1, 2**31), "date64": (86_400_000, 2**63)}.get(unit, (86_400 * SECONDS.get(unit, 1), 2**63))
-    most -= per if unit == "ns" else 0  # a zone could move it beyond what can be stored
+    most -= per if unit in ("ns", "date64") else 0  # its day could begin, or be moved by a zone, beyond what can be stored
     most = most // 1000 if unit == "s" else most  # Parquet stores milliseconds
     own = [None if cell is None or abs(cell) >= most else cell for cell in cells]
     if unit == "date64":
