@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data import csv_files, lines, load_records
+from veilsum_participant.data import check_structure, csv_files, lines, load_records
 from veilsum_participant.data.sources import opened, read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.query import Dialect, Source, SourceQuery, TextFile
@@ -197,6 +197,50 @@ def days(path: Path, cells: list[Any], kind: str, rows: int) -> None:
     np.testing.assert_allclose(found, want, atol=1e-6)
 
 
+SECONDS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+LONG = st.one_of(
+    st.sampled_from([2**63 - 1, -(2**63) + 1, -1, 0]),
+    st.integers(-(2**63) + 1, 2**63 - 1),
+    st.builds(lambda year, per: year * 31_556_952 * per, st.integers(-70_000, 70_000), st.sampled_from([*SECONDS.values()])),
+)  # fmt: skip
+
+
+@ODD
+@given(cells=st.lists(st.none() | LONG, max_size=6), unit=st.sampled_from([*SECONDS, "date32", "date64"]), zone=st.booleans())
+@example(cells=[2**63 - 1], unit="ms", zone=False)
+@example(cells=[(67_568 - 1970) * 31_556_952 * 10**6], unit="us", zone=True)
+@example(cells=[-1], unit="ns", zone=False)
+def test_a_day_that_no_calendar_has_is_none_and_never_another(
+    tmp_path: Path, cells: list[int | None], unit: str, zone: bool
+) -> None:
+    """Software writes the largest number for "for ever", and years beyond 32,767 wrap around where days are told."""
+    per, most = {"date32": (1, 2**31), "date64": (86_400_000, 2**63)}.get(unit, (86_400 * SECONDS.get(unit, 1), 2**63))
+    most -= per if unit in ("ns", "date64") else 0  # its day could begin, or be moved by a zone, beyond what can be stored
+    most = most // 1000 if unit == "s" else most  # Parquet stores milliseconds
+    own = [None if cell is None or abs(cell) >= most else cell for cell in cells]
+    if unit == "date64":
+        own = [None if cell is None else cell // per * per for cell in own]
+    kind = {"date32": pa.date32(), "date64": pa.date64()}.get(unit) or pa.timestamp(unit, "UTC" if zone else None)
+    storage = pa.array(own, pa.int32() if unit == "date32" else pa.int64())
+    column = storage.view(kind)
+    parquet.write_table(pa.table({"n": column}), tmp_path / "t.parquet")
+    under = DatasetSchema(columns=(DateColumn(name="n", low=-800_000, high=3_000_000, origin="1970-01-01"),), max_records=1000)
+    records = joined(tmp_path / "t.parquet", under, 3)
+    found = np.where(records.present[:, 0], (records.features[:, 0] + 1) * 1_900_000 - 800_000, np.nan)
+    first, last = (day.toordinal() - dt.date(1970, 1, 1).toordinal() for day in (dt.date.min, dt.date.max))
+    days_of = [None if cell is None else cell // per for cell in own]
+    want = [float(day) if day is not None and first <= day <= last else math.nan for day in days_of]
+    np.testing.assert_allclose(found, want, atol=1e-6)
+
+
+def test_a_zone_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    under = DatasetSchema(columns=(DateColumn(name="n", low=0, high=9, origin="1970-01-01"),), max_records=10)
+    for cells in ([], [None], [0]):
+        parquet.write_table(pa.table({"n": pa.array(cells, pa.timestamp("ms", "Mars/Olympus"))}), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=r"column 'n' holds timestamp\[ms, tz=Mars/Olympus\]"):
+            check_structure(tmp_path / "t.parquet", under)
+
+
 CELLS = st.one_of(
     st.sampled_from([*NAMED, "", " 1 ", "1.0", '"x"', '"x', 'a"b', '"1",', '"x"y', "\x00", "\u00e9", "\ufeff", "1e400"]),
     st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=5),
@@ -296,3 +340,19 @@ def test_uuids_tell_subjects_apart(tmp_path: Path) -> None:
     with opened(tmp_path / "t.parquet", schema(), subject="who") as tables:
         (read,) = tables.read()
     assert read.subjects.to_pylist() == [str(one) for one in people]
+
+
+@pytest.mark.system
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    ("tried", "files"),
+    [(test_parquet_of_every_type, 4000), (test_csv_line_by_line, 4000), (test_ndjson_line_by_line, 2000)],
+    ids=["parquet", "csv", "ndjson"],
+)
+def test_ten_thousand_odd_files(tmp_path: Path, tried: Any, files: int) -> None:
+    stated = tried._hypothesis_internal_use_settings
+    try:
+        tried._hypothesis_internal_use_settings = settings(stated, max_examples=files)
+        tried(tmp_path)
+    finally:
+        tried._hypothesis_internal_use_settings = stated

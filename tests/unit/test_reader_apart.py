@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import array
+import fcntl
 import os
+import re
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from support.apart import Answer, RawStarter, ThreadStarter
 from support.federation import schema_of
 from veilsum_node.errors import ConfigurationError, DataError, RefusalCode, Unavailable, VeilsumError
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.framing import SealedMemory
+from veilsum_participant.boundary.framing import SealedMemory, pair
 from veilsum_participant.boundary.reader import (
     AskShare,
     BeginRows,
@@ -45,6 +49,8 @@ from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 
 NAME, ROWS, WIDTH = "records", 37, 3
 SECRET = "patient-4711"
+RECORD = 8 * WIDTH + WIDTH + 8 + 8
+"""Bytes of a record in memory: features, whether each is there, class, subject."""
 SCHEMA = schema_of(WIDTH, 2, 100_000)
 UNLABELLED = SCHEMA.model_copy(update={"label": None})
 
@@ -300,6 +306,17 @@ def _unsealed(end: socket.socket, code: int, call: int) -> None:
     os.close(memory)
 
 
+def _hole(end: socket.socket, code: int, call: int) -> None:
+    """The right size, of which nothing but the last byte is there."""
+    rows = 1 << 15
+    memory = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.pwrite(memory, bytes(1), rows * RECORD - 1)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+    body = SealedRows(rows, 1).to_bytes()
+    send(end, header(code, call, len(body), b"v2") + body, memory)
+    os.close(memory)
+
+
 def _pipe(end: socket.socket, code: int, call: int) -> None:
     ours, theirs = os.pipe()
     body = SealedRows(5, 1).to_bytes()
@@ -318,6 +335,7 @@ GARBAGE: dict[str, Callable[[socket.socket, int, int], object]] = {
     "a size that is none": lambda end, code, call: send(end, header(code, call, 2**63) + b""),
     "memory that does not come": lambda end, code, call: send(end, header(code, call, 0, b"v2")),
     "unsealed memory": _unsealed,
+    "memory with a hole": _hole,
     "a pipe for memory": _pipe,
     "silence": lambda *_: None,
 }
@@ -352,6 +370,60 @@ def test_garbage_at_each_message(
     again = after in (LoadRows, BeginRows) and what != "silence"
     assert len(starter.started) == 1 + again, "a reading that gave nothing is tried once more, while there is time"
     apart.close()
+
+
+SPARSE = """
+import fcntl, os, sys, socket
+from veilsum_participant.boundary import reader as table
+from veilsum_participant.boundary.framing import FramedSocket, SealedMemory, _SEALS
+
+line = FramedSocket(socket.socket(fileno=int(sys.argv[1])))
+sent = False
+while (frame := line.receive()) is not None:
+    if frame.code not in (table.LoadRows.code, table.NextRows.code):
+        line.send(frame.code, frame.call, table.WorkerDone())
+        continue
+    if sent:
+        line.send(frame.code, frame.call, table.SealedRows(over=1))
+        continue
+    sent = True
+    rows = 1 << 25
+    memory = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, rows * {record})
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    line.send(frame.code, frame.call, table.SealedRows(rows, 1, memory=SealedMemory(memory, rows * {record})))
+"""
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_real_process_that_hands_over_memory_of_nothing_costs_the_guard_none(tmp_path: Path, streamed: bool) -> None:
+    """A gigabyte of holes, which would be filled for whoever looks whether each value is there."""
+
+    class Sparse:
+        def start(self, role: str, of: str = "") -> Child:
+            own, other = pair()
+            command = [sys.executable, "-c", SPARSE.format(record=RECORD), str(other.fileno())]
+            process = subprocess.Popen(
+                command, pass_fds=(other.fileno(),), env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            )
+            other.close()
+            return Child(own, process)
+
+    write(tmp_path)
+    offered = offer(tmp_path, "csv", subject="who", memory=1 if streamed else 64)
+    apart = WorkerDatasets(Sparse())
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak()
+    with pytest.raises(Unavailable, match="is gone: Sealed memory has holes"):
+        list(apart.batches(NAME, offered, SCHEMA, by_subject=True))
+    assert peak() - before < 64 << 10
+    assert not apart.holds
+    apart.close()
+
+
+def peak() -> int:
+    """KiB of this process's memory at most, since its peak began anew."""
+    return int(re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[0])
 
 
 @pytest.mark.parametrize("kind", list(FaultKind))

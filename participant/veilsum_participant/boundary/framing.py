@@ -1,10 +1,10 @@
 """Frames between two processes of a site: one datagram each on a connected Unix socket (SOCK_SEQPACKET), large ones in memory.
 
-A frame is a header and a message's bytes. What is longer than :data:`INLINE` goes as a sealed memory file (memfd_create(2))
-by its descriptor: whoever gets it checks the seals and the size before it looks, so that nothing changes or ends under its
-eyes. One side asks, the other answers. The side that asks believes nothing: an answer that nobody asked for, a second one, one
-of another kind, size or form, or none in time, ends the connection (:class:`BrokenError`), and whoever keeps the other process
-ends that too.
+A frame is a header and a message's bytes. What is longer than :data:`INLINE` goes as a sealed memory file (memfd_create(2)) by
+its descriptor: whoever gets it checks the seals and the size before it looks, so that nothing changes or ends under its eyes;
+and that the memory is there, for a hole is filled for whoever looks, at its expense. One side asks, the other answers. The
+side that asks believes nothing: an answer that nobody asked for, a second one, one of another kind, size or form, or none in
+time, ends the connection (:class:`BrokenError`), and whoever keeps the other process ends that too.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _MAGIC = {(False, False): b"v0", (True, False): b"v1", (False, True): b"v2", (Tr
 _FLAGS = {magic: flags for flags, magic in _MAGIC.items()}
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _FD = struct.Struct("i")
+_BLOCK = 512  # bytes that stat(2) counts as one, whatever the file system
 _MOST_FDS = 2
 
 R = TypeVar("R", bound=Message)
@@ -80,7 +81,7 @@ class SealedMemory:
         """What came by a descriptor, which is closed where it is not such memory.
 
         Raises:
-            HostileInput: it is not a sealed memory file.
+            HostileInput: it is not a sealed memory file, or has holes.
         """
         found = cls(descriptor, 0)
         try:
@@ -90,6 +91,8 @@ class SealedMemory:
             raise HostileInput("A descriptor is not one of sealed memory.") from error
         if seals & _SEALS != _SEALS or not stat.S_ISREG(status.st_mode):
             raise HostileInput("A descriptor is not one of sealed memory.")
+        if status.st_blocks * _BLOCK < status.st_size:  # sealed against writing, so that none is punched later
+            raise HostileInput("Sealed memory has holes.")
         found.size = status.st_size
         return found
 

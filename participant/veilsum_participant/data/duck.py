@@ -287,18 +287,28 @@ def _trimmed(part: SourcePart) -> Any:
 
 
 def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
-    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first.
+    """The values of JSON, chosen before a query sees them: within it, a condition of its own might be tried first.
 
     Of a document that is an array, its elements.
     """
     kind = pa.json_(pa.large_string())
-    values = "unnest(if(json_type(json) = 'ARRAY', json_extract(json, '$[*]'), [json]))" if is_document(path) else "json"
     with _connection() as connection:
         for lines in json_texts(path, dialect):
-            texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
-            valid = texts.filter("json_valid(json)").project(f"{values} AS json")
-            found = valid.to_arrow_table()["json"].cast(pa.large_string())
-            yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found.combine_chunks())})
+            found, valid = _judged(connection, lines)
+            if valid.true_count < len(found):
+                found = found.filter(valid)
+            if is_document(path):
+                texts = connection.from_arrow(pa.table({"json": found}))
+                each = texts.project("unnest(if(json_type(json) = 'ARRAY', json_extract(json, '$[*]'), [json])) AS json")
+                found = each.to_arrow_table()["json"].cast(pa.large_string()).combine_chunks()
+            yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found)})
+
+
+def _judged(connection: Any, lines: list[str]) -> tuple[Any, Any]:
+    """Lines as an Arrow array, and which of them are JSON."""
+    found = pa.array(lines, pa.large_string())
+    told = connection.from_arrow(pa.table({"json": found})).project("json_valid(json) AS valid").to_arrow_table()
+    return found, told["valid"].combine_chunks()
 
 
 def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
@@ -313,8 +323,7 @@ def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
         for lines in json_texts(path, dialect, left_out):
             given = [line for line in lines if is_document(path) or line.strip()]
             read += len(given)
-            texts = connection.from_arrow(pa.table({"json": pa.array(given, pa.large_string())}))
-            valid += len(texts.filter("json_valid(json)"))
+            valid += _judged(connection, given)[1].true_count
     return valid, read - valid + left_out.total()
 
 

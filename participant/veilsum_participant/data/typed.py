@@ -21,6 +21,8 @@ from veilsum_participant.data.spellings import exact
 
 _COMMA = r"^[+-]?([0-9]+,[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?$"
 _POINT = r"^[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_FIRST, _END = -62_135_596_800, 253_402_300_800
+"""Seconds from 1970 to the beginning of the year 1 and to the end of the year 9999."""
 
 
 def plain(kind: Any) -> Any:
@@ -44,8 +46,13 @@ def readable(kind: Any) -> bool:
 
 
 def is_date(kind: Any) -> bool:
-    """Whether a column of an Arrow type holds days, or times of days."""
+    """Whether a column of an Arrow type holds days, or times of days, in a zone that this machine knows."""
     kind = plain(kind)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        try:
+            pc.strftime(pa.array([0], kind))
+        except pa.ArrowInvalid:
+            return False
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
@@ -73,8 +80,7 @@ def values(column: Any, decimal: str = ".") -> Any:
         if is_text(chunk.type):
             held = chunk if decimal == "." else _with_points(chunk)
         elif is_date(chunk.type):
-            zone = chunk.type.tz if pa.types.is_timestamp(chunk.type) else None  # in which its day is taken
-            held = pc.strftime(pc.cast(chunk, pa.timestamp("us", zone), safe=False), format="%Y-%m-%d")
+            held = _days(chunk)
         else:
             if pa.types.is_boolean(chunk.type):
                 held = pc.cast(chunk, pa.int8())
@@ -171,6 +177,18 @@ def _plain(column: Any) -> Iterator[Any]:
         except pa.ArrowInvalid:  # some cell is not UTF-8
             held = pa.array((None if cell is None else as_text(cell) for cell in cells.to_pylist()), pa.large_string())
         yield pc.utf8_trim_whitespace(held)
+
+
+def _days(chunk: Any) -> Any:
+    """Days in the zone that their times are in, as ISO 8601; what no year of four digits holds is a text that is no date."""
+    if pa.types.is_date(chunk.type):
+        chunk = pc.cast(chunk, pa.timestamp("s" if pa.types.is_date32(chunk.type) else "ms"))
+    second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[chunk.type.unit]
+    most = 2**63 - 1 - 86_400 * second  # a zone moves what is told by less than a day
+    first, last = max(_FIRST * second, -most), min(_END * second - 1, most)
+    counts = pc.cast(chunk, pa.int64())
+    told = pc.and_(pc.greater_equal(counts, first), pc.less_equal(counts, last))  # beyond, Arrow's years wrap around
+    return pc.if_else(told, pc.strftime(pc.if_else(told, chunk, pa.scalar(None, chunk.type)), format="%Y-%m-%d"), "beyond")
 
 
 def _with_points(cells: Any) -> Any:
