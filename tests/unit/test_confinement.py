@@ -71,7 +71,7 @@ def allowed(bounds: Bounds, name: str | None, given: tuple[int, ...]) -> bool:
         case "ioctl":
             return second not in (0x5412, 0x541C, 0x8901, 0x8902)
         case "prctl":
-            return first != 4 or second == 0
+            return {4: second == 0, 1: second == 9}.get(first, True)
         case "socket":
             families = {2: bounds.network, 10: bounds.network, 1: bounds.local}
             return families.get(first, False) and second & 15 in (1, 2) and third in (0, 6, 17)
@@ -97,6 +97,7 @@ SMALL = st.sampled_from(
         5,
         6,
         8,
+        9,
         10,
         15,
         16,

@@ -54,9 +54,16 @@ Raises:
 """
 
 
-class _OwnChild:
+class OwnChild:
+    """A command that is this process's child."""
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     def wait(self, seconds: float) -> int:
         return self._process.wait(seconds)
@@ -67,13 +74,13 @@ class _OwnChild:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def begin_here(command: Sequence[str], variables: Mapping[str, str], given: bytes) -> Running:
+def begin_here(command: Sequence[str], variables: Mapping[str, str], given: bytes) -> OwnChild:
     """Start a command as a child of this process; without a shell, and with few variables of the environment."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     with tempfile.TemporaryFile() as file:
         file.write(given)
         file.seek(0)
-        return _OwnChild(
+        return OwnChild(
             subprocess.Popen(  # noqa: S603  the operator's own command, from the configuration
                 command,
                 stdin=file,

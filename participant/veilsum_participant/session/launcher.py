@@ -194,6 +194,7 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
     ours, theirs = pair()
     gc.freeze()  # what both have in common stays in common
+    launcher = os.getpid()
     child = os.fork()
     if child:
         theirs.close()
@@ -203,7 +204,7 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     ours.close()
     if listening is not None:
         listening.close()
-    end_with_parent()
+    end_with_parent(parent=launcher)
     confine(own, keep=[theirs.fileno()])
     starter = LaunchStarter(theirs)
     return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, address)
