@@ -158,7 +158,7 @@ class _Contained(Process):
 
 
 def test_a_site_that_is_a_containers_first_process(network: Processes) -> None:
-    """Its parts know their parent, whose number orphans' parent has elsewhere; what is left to it is taken away; it can be ended."""
+    """Its parts know their parent, whose number is that of orphans' elsewhere; what is left to it is taken away."""
     alone = _alone()
     network.heal()
     network.participants["c"].kill()

@@ -11,7 +11,7 @@ from support.durable import NAMES, WIDTH
 from support.durable_studies import STUDIES
 from support.federation import make_data
 from support.network import wait_for
-from support.processes import Process, Processes, command
+from support.processes import Process, Processes
 from support.victims import unconfinable
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.settings import Waits, load_coordinator_config
@@ -43,7 +43,7 @@ class WatchedGuard(Processes):
     def launch(self, role: str, directory: Path) -> Process:
         if directory != self.directory(WATCHED):
             return super().launch(role, directory)
-        arguments = ["-P", "-m", "support.loaded", str(self.told), *command(role, directory / f"{role}.toml")[2:]]
+        arguments = ["-P", "-m", "support.loaded", str(self.told), str(directory / f"{role}.toml")]
         tests = str(Path(__file__).parents[1])
         return Process(arguments, directory / "log", {"PYTHONPATH": tests})
 

@@ -17,7 +17,7 @@ import pytest
 from support.federation import make_data, make_request, schema_of
 from support.intruder import ATTEMPTS
 from support.network import PATIENCE, wait_for
-from support.processes import Process, Processes, command
+from support.processes import Process, Processes
 from support.taken_over import PREY, TOLD
 from support.victims import Running, as_ordinary_user, folder, give, interpreter, intrude, unconfinable, victim
 from veilsum_coordinator.protocol.settings import Waits
@@ -199,7 +199,7 @@ class Invaded(Processes):
             return super().launch(role, directory)
         program, environment = interpreter()
         path = f"{environment['PYTHONPATH']}{os.pathsep}{self.prey}"
-        arguments = ["-P", "-m", "support.taken_over", ",".join(self.roles), *command(role, directory / f"{role}.toml")[2:]]
+        arguments = ["-P", "-m", "support.taken_over", ",".join(self.roles), str(directory / f"{role}.toml")]
         return OrdinaryProcess([program, *arguments], directory.parent / "a.log", {**environment, "PYTHONPATH": path})
 
     @property

@@ -376,9 +376,7 @@ def _returns(action: int) -> Instruction:
     return _RETURN, 0, 0, action
 
 
-def _one_of(
-    argument: int, values: Sequence[int], *, mask: int = _LOW
-) -> list[Instruction]:
+def _one_of(argument: int, values: Sequence[int], *, mask: int = _LOW) -> list[Instruction]:
     """Go on where an argument's masked low half is one of the values; else the call fails."""
     load = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), (_AND, 0, 0, mask)]
     tests = [(_JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]

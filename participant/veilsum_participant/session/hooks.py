@@ -18,8 +18,7 @@ from typing import Protocol
 
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.protocol.approval import shown_study, waiting_digests
-from veilsum_participant.protocol.shown import shown_text
+from veilsum_participant.protocol.approval import waiting_digests
 from veilsum_participant.site import LOG, Site
 
 PAUSE_SECONDS = 60.0
@@ -147,6 +146,9 @@ class WaitingHook:
             LOG.warning("the command hooks.waiting cannot be run: %s", error, extra=about("hook"))
 
     def _texts(self, ids: Sequence[str]) -> list[str]:
+        from veilsum_participant.protocol.decisions import shown_study  # which a site without a command does without
+        from veilsum_participant.protocol.shown import shown_text
+
         texts = []
         for name in ids:
             with contextlib.suppress(VeilsumError):  # decided on, or ended, meanwhile
