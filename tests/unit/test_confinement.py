@@ -254,6 +254,24 @@ class TestConfined:
         assert done.returncode == -31
         assert "went on" not in done.stdout
 
+    def test_a_database_of_any_size_is_read_and_written_confined(self, tmp_path: Path) -> None:
+        """Sorts, and what a statement undoes as it fails, spill into files of their own, which lie elsewhere."""
+        (tmp_path / "state").mkdir()
+        done = _confined(
+            f"from pathlib import Path\nplace = Path({str(tmp_path / 'state')!r})\nconfine(Bounds(write=(place,), alters=True))\n"
+            "from veilsum_node.database import open_database, open_readonly\n"
+            "database = open_database(place / 'a.db')\n"
+            "with database.transaction() as connection:\n"
+            "    connection.exec_driver_sql('create table t (a integer check (a < 900), b blob)')\n"
+            "    for a in range(300):\n"
+            "        connection.exec_driver_sql('insert into t values (?, ?)', (a, b'x' * 30000))\n"
+            "with database.transaction() as connection:\n"
+            "    connection.exec_driver_sql('update t set a = a + 1, b = b || x' + chr(39) + '00' + chr(39))\n"
+            "with open_readonly(place / 'a.db') as reader, reader.reading() as connection:\n"
+            "    print(len(connection.exec_driver_sql('select a, b from t order by b, a desc').all()))\n"
+        )
+        assert done.stdout == "300\n", done.stderr
+
     def test_libraries_of_ours_load_and_compute_confined(self) -> None:
         done = _confined(
             "confine(Bounds())\nimport numpy, torch, pyarrow, duckdb, grpc, tenseal, sqlite3, cryptography.x509\n"
