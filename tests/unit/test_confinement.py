@@ -228,6 +228,23 @@ def _confined(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-P", "-c", head + code], capture_output=True, text=True, timeout=240)
 
 
+STORING = """
+from pathlib import Path
+def store(place):
+    confine(Bounds(write=(place,), alters=True))
+    from veilsum_node.database import open_database, open_readonly
+    database = open_database(place / "a.db")
+    with database.transaction() as connection:
+        connection.exec_driver_sql("create table t (a integer check (a < 900), b blob)")
+        for a in range(300):
+            connection.exec_driver_sql("insert into t values (?, ?)", (a, bytes(30_000)))
+    with database.transaction() as connection:
+        connection.exec_driver_sql("update t set a = a + 1, b = b || b")
+    with open_readonly(place / "a.db") as reader, reader.reading() as connection:
+        print(len(connection.exec_driver_sql("select a, b from t order by b, a desc").all()))
+"""
+
+
 @pytest.mark.skipif(unconfinable() != "", reason=unconfinable() or "it is")
 class TestConfined:
     def test_a_process_with_threads_is_refused(self) -> None:
@@ -256,20 +273,7 @@ class TestConfined:
 
     def test_a_database_of_any_size_is_read_and_written_confined(self, tmp_path: Path) -> None:
         """Sorts, and what a statement undoes as it fails, spill into files of their own, which lie elsewhere."""
-        (tmp_path / "state").mkdir()
-        done = _confined(
-            f"from pathlib import Path\nplace = Path({str(tmp_path / 'state')!r})\nconfine(Bounds(write=(place,), alters=True))\n"
-            "from veilsum_node.database import open_database, open_readonly\n"
-            "database = open_database(place / 'a.db')\n"
-            "with database.transaction() as connection:\n"
-            "    connection.exec_driver_sql('create table t (a integer check (a < 900), b blob)')\n"
-            "    for a in range(300):\n"
-            "        connection.exec_driver_sql('insert into t values (?, ?)', (a, b'x' * 30000))\n"
-            "with database.transaction() as connection:\n"
-            "    connection.exec_driver_sql('update t set a = a + 1, b = b || x' + chr(39) + '00' + chr(39))\n"
-            "with open_readonly(place / 'a.db') as reader, reader.reading() as connection:\n"
-            "    print(len(connection.exec_driver_sql('select a, b from t order by b, a desc').all()))\n"
-        )
+        done = _confined(f"{STORING}store(Path({str(tmp_path)!r}))\n")
         assert done.stdout == "300\n", done.stderr
 
     def test_libraries_of_ours_load_and_compute_confined(self) -> None:
