@@ -363,14 +363,20 @@ def _changes(connection: Connection) -> int | None:
     return driver.total_changes if isinstance(driver, sqlite3.Connection) else None
 
 
+_SPILLS_NOWHERE = "PRAGMA temp_store=MEMORY"
+"""What a statement sorts or may have to undo lies beside no database, in a folder that a confined process may not write to."""
+
+
 def _configure(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's events begin transactions, not the driver
+    connection.execute(_SPILLS_NOWHERE)
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON", "secure_delete=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _configure_reader(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
+    connection.execute(_SPILLS_NOWHERE)
     connection.execute("PRAGMA query_only=ON")
 
 

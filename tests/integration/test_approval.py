@@ -26,8 +26,8 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.cli.participant import waiting_fields, waiting_row
 from veilsum_participant.protocol import approval, budgets
-from veilsum_participant.protocol.approval import approve, decline, shown_study, waiting_studies
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.decisions import approve, decline, shown_study, waiting_studies
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.session.client import record_policy
 from veilsum_participant.settings.config import Policy

@@ -15,7 +15,7 @@ from veilsum.local.federation import as_directive
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_participant.protocol.approval import approve
+from veilsum_participant.protocol.decisions import approve
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.ledger import Kind

@@ -29,7 +29,7 @@ from veilsum_node.web.application import ASKS, POLICY, TRIES, Page
 from veilsum_node.web.people import LINK_SECONDS, Links, PersonRole, Right, person
 from veilsum_node.web.settings import ConsoleSettings, RoleGroups, open_socket
 from veilsum_participant.console.pages import SitePages
-from veilsum_participant.protocol.approval import shown_study, waiting_studies
+from veilsum_participant.protocol.decisions import shown_study, waiting_studies
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.export import write_jsonl

@@ -20,7 +20,7 @@ from support.network import wait_for
 from support.processes import VEILSUM, Process, Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.web.people import Links, PersonRole, person
-from veilsum_participant.protocol.approval import approve, waiting_studies
+from veilsum_participant.protocol.decisions import approve, waiting_studies
 from veilsum_participant.session.beside import open_beside
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_privacy.study.study import parse_study

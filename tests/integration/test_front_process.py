@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_server, wait_for
-from support.processes import Processes, count, running_processes
+from support.processes import Process, Processes, command, count, running_processes
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
@@ -125,6 +128,51 @@ def test_a_launcher_that_is_killed_leaves_nobody_behind(network: Processes) -> N
     wait_for(lambda: all(map(gone, parts.values())), "everybody's end")
     network.start("c")  # it gets the state's lock
     _finished(network, key)
+
+
+def _alone() -> list[str]:
+    """Words before a command that make it the first process of a container, as far as processes go; skips without them."""
+    words = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-current-user"])]
+    words += ["--pid", "--mount-proc", "--fork", "--kill-child"]
+    try:
+        done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(str(error))
+    if done.returncode:
+        pytest.skip(done.stderr)
+    return words
+
+
+class _Contained(Process):
+    """A process that is the first one of its namespace."""
+
+    def __init__(self, line: list[str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(line, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+
+    @property
+    def first(self) -> int:
+        (found,) = psutil.Process(self.pid).children()
+        return int(found.pid)
+
+
+def test_a_site_that_is_a_containers_first_process(network: Processes) -> None:
+    """Its parts know their parent, whose number is that of orphans' elsewhere; what is left to it is taken away."""
+    alone = _alone()
+    network.heal()
+    network.participants["c"].kill()
+    place = network.directory("c")
+    line = [*alone, sys.executable, *command("participant", place / "participant.toml")]
+    network.participants["c"] = contained = _Contained(line, place / "log")
+    _finished(network, _begin(network))
+    wait_for(lambda: "reader" not in children(contained.first), "the reader's end")
+    parts = psutil.Process(contained.first).children(recursive=True)
+    assert [part.pid for part in parts if part.status() == psutil.STATUS_ZOMBIE] == []
+    os.kill(contained.first, signal.SIGTERM)
+    wait_for(lambda: not contained.alive, "the end")
+    assert contained.status == 0
+    network.heal()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

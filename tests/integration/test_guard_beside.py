@@ -11,7 +11,7 @@ from support.federation import make_data, make_request, schema_of
 from support.network import PATIENCE, wait_for
 from support.processes import VEILSUM, Processes
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_participant.protocol.approval import approve, waiting_studies
+from veilsum_participant.protocol.decisions import approve, waiting_studies
 from veilsum_participant.session.beside import open_beside
 from veilsum_participant.settings.config import load_participant_config
 

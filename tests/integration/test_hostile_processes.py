@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ import pytest
 
 from support.federation import make_data, make_request, schema_of
 from support.intruder import ATTEMPTS
-from support.network import wait_for
-from support.processes import Process, Processes, command
+from support.network import PATIENCE, wait_for
+from support.processes import Process, Processes
 from support.taken_over import PREY, TOLD
 from support.victims import Running, as_ordinary_user, folder, give, interpreter, intrude, unconfinable, victim
 from veilsum_coordinator.protocol.settings import Waits
@@ -116,6 +117,52 @@ def test_an_inherited_descriptor_is_there_unless_it_is_closed(prey: Running) -> 
     assert "use_an_inherited_descriptor" in intrude(prey, None)["made"]
 
 
+ORPHANED = """
+import ctypes, os, socket, sys, threading, time
+from support.intruder import call
+from veilsum_node.process.confinement import Bounds, confine
+from veilsum_node.process.hardening import end_with_parent
+line = socket.socket(fileno=int(sys.argv[1]))
+if os.fork():
+    time.sleep(600)
+end_with_parent(parent=os.getppid())
+if sys.argv[2] == "confined":
+    confine(Bounds(forks=sys.argv[3] == "a nursery"), keep=[line.fileno()])
+def stay():
+    line.send(os.getpid().to_bytes(8, "little"))
+    time.sleep(600)
+libc = ctypes.CDLL(None)
+said = libc.prctl(1, 0, 0, 0, 0), libc.prctl(1, 18, 0, 0, 0)
+for number in (117, 119) if os.uname().machine == "x86_64" else (147, 149):
+    libc.syscall(number, 65533, 65533, 65533)  # other rights, by which it would be forgotten
+threading.Thread(target=stay).start()
+time.sleep(.2)
+call(60, 93, 0)  # its first thread alone, which asked the kernel for it
+"""
+
+
+@pytest.mark.parametrize(("kind", "means"), [("confined", "a reader"), ("confined", "a nursery"), ("free", "")])
+def test_a_process_that_is_taken_over_ends_with_its_parent(kind: str, means: str) -> None:
+    """Whatever it does not to: without confinement the same code stays."""
+    program, environment = interpreter()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = [program, "-P", "-c", ORPHANED, str(theirs.fileno()), kind, means]
+        started = subprocess.Popen(line, pass_fds=[theirs.fileno()], cwd="/", env=environment, **as_ordinary_user())
+        theirs.close()
+        ours.settimeout(PATIENCE)
+        orphan = int.from_bytes(ours.recv(8), "little")
+        wait_for(lambda: "Z" in Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2], "its first thread's end")
+        started.kill()
+        started.wait()
+        if kind == "free":
+            ours.settimeout(1)
+            with pytest.raises(TimeoutError):
+                ours.recv(1)
+            os.kill(orphan, signal.SIGKILL)
+        assert ours.recv(1) == b""  # the last that held the other end is gone
+
+
 class Invaded(Processes):
     """A federation of which one site runs divided, as an ordinary user, with front and reader taken over."""
 
@@ -152,7 +199,7 @@ class Invaded(Processes):
             return super().launch(role, directory)
         program, environment = interpreter()
         path = f"{environment['PYTHONPATH']}{os.pathsep}{self.prey}"
-        arguments = ["-P", "-m", "support.taken_over", ",".join(self.roles), *command(role, directory / f"{role}.toml")[2:]]
+        arguments = ["-P", "-m", "support.taken_over", ",".join(self.roles), str(directory / f"{role}.toml")]
         return OrdinaryProcess([program, *arguments], directory.parent / "a.log", {**environment, "PYTHONPATH": path})
 
     @property

@@ -14,7 +14,7 @@ from support.hostile import Adversary, altered, make_adversary
 from veilsum.local.federation import as_directive
 from veilsum_coordinator.methods import METHODS as REGISTERED
 from veilsum_node.identity.certificate import moment
-from veilsum_participant.protocol.approval import Waiting, approve, shown_study, waiting_studies
+from veilsum_participant.protocol.decisions import Waiting, approve, shown_study, waiting_studies
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.site import Site
 from veilsum_privacy.dossier.asked import METHODS, QUESTIONS, asked_facts

@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support import commands
 from support.network import wait_for
 from support.processes import Process, command, lasting_ports
-from support.victims import unconfinable
 from veilsum.verification import verify_result
 from veilsum_node.database import open_readonly
 from veilsum_node.identity import load_authority_certificate
+from veilsum_node.process.confinement import offered
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.results.result import load_result
 
@@ -30,6 +31,7 @@ FEDERATIONS = Path(__file__).parents[1] / "data" / "upgrades"
 """Written by the commands of 0.1.0 (commit b38ea62a) and 0.2.0 (0080f6a4). Certificates end in November 2036; their keys are
 in the archives, and of no use but here."""
 
+PARTS = {"veilsum_participant.session", "veilsum_participant.front"}
 SITES = ("north", "south", "west")
 VERSIONS = ("0.1", "0.2")
 AFTER = """name = "after"
@@ -63,8 +65,8 @@ class Federation:
     def start(self, role: str, name: str) -> Process:
         folder = self.directory / name
         (folder / "log").touch()
-        divided = role == "participant" and 'isolation = "processes"' in (folder / f"{role}.toml").read_text()
-        process = Process(command(role, folder / f"{role}.toml"), folder / "log", forked=not divided)
+        one = role == "coordinator" or 'isolation = "none"' in (folder / f"{role}.toml").read_text()
+        process = Process(command(role, folder / f"{role}.toml"), folder / "log", forked=one)
         self._running.callback(process.stop)
         self.processes[name] = process
         return process
@@ -79,6 +81,11 @@ class Federation:
     def wait_for_sessions(self, count: int) -> None:
         log = self.processes["hub"].log
         wait_for(lambda: all(log.read_text().count(f"{name} opened its session") >= count for name in SITES), "sessions")
+
+    def processes_of(self, name: str) -> set[str]:
+        """Modules of what a site's process started, its own for the fork that is the guard."""
+        lines = [child.cmdline() for child in psutil.Process(self.processes[name].pid).children()]
+        return {line[3] for line in lines} & PARTS
 
     def kinds(self, name: str) -> list[Kind]:
         """Kinds of the entries of a site's ledger, once it was verified."""
@@ -119,8 +126,8 @@ def check(
     return status, {item["check"]: item for item in json.loads(out or err)["checks"]}
 
 
-def divide(federation: Federation, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """The step of docs/upgrading.md: a key for connections, and processes of their own, at a site that has stopped."""
+def give_key(federation: Federation, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """The step of docs/upgrading.md: a key for connections, at a site that has stopped."""
     folder = federation.directory / name
     authority = federation.directory / "authority"
     request = folder / "identity" / "transport" / "request.csr"
@@ -130,8 +137,6 @@ def divide(federation: Federation, capsys: pytest.CaptureFixture[str], name: str
     ):
         status, out, err = commands.veilsum(capsys, *line)
         assert status == 0, out + err
-    path = folder / "participant.toml"
-    path.write_text('isolation = "processes"\n' + path.read_text())
 
 
 @pytest.mark.system  # test_upgrading.py brings up the states that it has by default
@@ -149,10 +154,15 @@ def test_a_federation_goes_on_with_this_version(
     for name in SITES:
         path = federation.directory / name / "participant.toml"
         columns = '[datasets.records]\ncolumns = ["age", "pressure", "disease"]\n'
-        path.write_text(path.read_text().replace("[datasets.records]\n", columns))
+        stays = "" if name == "north" else 'isolation = "none"\n'
+        path.write_text(stays + path.read_text().replace("[datasets.records]\n", columns))
     federation.start_all()
     status, checks = check(federation, capsys)
     assert status == 0, checks
+    confined = checks["isolation"]["status"] == "ok"
+    assert confined == (not offered().lacking())  # of themselves: nothing in their configuration says so
+    for name in SITES:
+        assert federation.processes_of(name) == (PARTS if confined and name == "north" else set())
     told = checks["method statistics"]["detail"] + checks["method statistics"]["advice"]
     assert "tables" in told  # a list that the version wrote does without what came since
 
@@ -180,13 +190,15 @@ def test_a_federation_goes_on_with_this_version(
         federation.processes[name].stop()
         path = federation.directory / name / "participant.toml"
         path.write_text(re.sub(r"^(methods|tasks) = \[[^\]]*\]\n", "", path.read_text(), flags=re.MULTILINE))
-        if name == "south" and not unconfinable():
-            divide(federation, capsys, name)
+        if name == "south":
+            give_key(federation, capsys, name)
+            path.write_text(path.read_text().removeprefix('isolation = "none"\n'))
         federation.start("participant", name)
     federation.wait_for_sessions(2)
+    assert federation.processes_of("south") == (PARTS if confined else set())
     status, checks = check(federation, capsys, "south")
     assert status == 0, checks
-    assert unconfinable() or {checks[row]["status"] for row in ("isolation", "key of connections")} == {"ok"}
+    assert checks["key of connections"]["status"] == "ok"
     status, text = submit(federation, capsys, "statistics", "fourth")
     assert status == 0, text
     assert verify_result(ada / "fourth", federation.authority).comparison.exact

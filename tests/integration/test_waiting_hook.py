@@ -12,7 +12,7 @@ from support.federation import make_request, schema_of
 from support.hostile import Adversary, altered, make_adversary
 from support.network import wait_for
 from veilsum.local.federation import as_directive
-from veilsum_participant.protocol.approval import decline, shown_study
+from veilsum_participant.protocol.decisions import decline, shown_study
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.session.hooks import PAUSE_SECONDS, WaitingHook
 from veilsum_participant.settings.config import HooksConfig

@@ -354,6 +354,16 @@ def make_itself_readable(_: Victim, __: Path) -> object:
 
 
 @attempt
+def outlive_its_parent(_: Victim, __: Path) -> object:
+    return any(LIBC.prctl(1, number, 0, 0, 0) == 0 for number in (signal.SIGCONT, 0))
+
+
+@attempt
+def be_somebody_else(_: Victim, __: Path) -> object:
+    return call(117, 147, os.getuid(), os.getuid(), os.getuid()) == 0
+
+
+@attempt
 def fork(_: Victim, __: Path) -> object:
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""A participant in processes that tells at its end what its guard had loaded: ``python -P -m support.loaded FILE COMMAND...``.
+"""A participant in processes that tells at its end what its guard had loaded: ``python -P -m support.loaded FILE CONFIG``.
 
 The launcher ends without a word, so that what is written is the guard's.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    place, *command = sys.argv[1:]
+    place, config = sys.argv[1:]
     launcher = os.getpid()
 
     def tell() -> None:
@@ -24,9 +24,9 @@ def main() -> None:
             whole.rename(place)  # whoever waits for it finds all of it
 
     atexit.register(tell)
-    from veilsum_deploy.cli import main as veilsum
+    from veilsum_participant.session.__main__ import main as serve
 
-    veilsum(command)
+    serve(Path(config))
 
 
 if __name__ == "__main__":

@@ -112,9 +112,13 @@ class Process:
                 started.send_signal(number)
 
     def kill(self) -> None:
-        """End the process at once (SIGKILL) and reap it."""
+        """End the process at once (SIGKILL) and reap it; what it started and was paused with it finds itself alone."""
+        started = psutil.Process(self._child.pid).children(recursive=True) if self.alive else []
         self._child.kill()
         self._child.wait(PATIENCE)
+        for process in started:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def stop(self) -> int:
         """End the process as an operator would; returns its exit status."""

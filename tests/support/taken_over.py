@@ -1,7 +1,7 @@
 """A participant of whose processes one is taken over: it does its work as ever, and beside it all of :mod:`support.intruder`.
 
-``python -P -m support.taken_over ROLE,... COMMAND...`` runs a command of ``veilsum`` whose processes of these roles are
-hostile once they are confined. ``support.hostile_ROLE`` is the process itself: the real module, with a thread that tries
+``python -P -m support.taken_over ROLE,... CONFIG`` runs a participant whose processes of these roles are hostile once they are
+confined. ``support.hostile_ROLE`` is the process itself: the real module, with a thread that tries
 everything as soon as a file says whom to come after, and tells its standard error, which the participant logs.
 """
 
@@ -81,12 +81,12 @@ def take_over(module: str) -> Any:
 
 
 def main() -> None:
-    roles, *command = sys.argv[1:]
-    from veilsum_deploy.cli import main as veilsum
+    roles, config = sys.argv[1:]
     from veilsum_participant.session import launcher
+    from veilsum_participant.session.__main__ import main as serve
 
     launcher.ROLES.update({role: f"support.hostile_{role}" for role in roles.split(",")})
-    veilsum(command)
+    serve(Path(config))
 
 
 if __name__ == "__main__":

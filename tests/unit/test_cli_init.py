@@ -105,15 +105,15 @@ def test_an_address_that_is_none_is_refused_before_a_key_is_made(
     assert not (tmp_path / "p").exists()
 
 
-@pytest.mark.parametrize(("landlock", "isolation"), [(1, "processes"), (0, "none")])
+@pytest.mark.parametrize(("landlock", "isolation"), [(1, "processes"), (0, "auto")])
 def test_a_new_sites_processes_are_confined_where_the_machine_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landlock: int, isolation: str
 ) -> None:
-    """A configuration without the key, as those of before, goes on as one process."""
+    """A configuration without the key, as those of before, leaves it to the machine."""
     monkeypatch.setattr(starters, "offered", lambda: Offered(True, True, landlock))
     path = write_starter(tmp_path, Role.PARTICIPANT)
     values = tomllib.loads(path.read_text())
     assert values["isolation"] == isolation
     assert load_participant_config(path).isolation == isolation
     path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("isolation")))
-    assert load_participant_config(path).isolation == "none"
+    assert load_participant_config(path).isolation == "auto"

@@ -67,6 +67,7 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/applying/": "the layers of a network's head",
     "participant/veilsum_participant/protocol/approval.py": "digests of studies",
     "participant/veilsum_participant/protocol/budgets.py": "digests of studies",
+    "participant/veilsum_participant/protocol/decisions.py": "digests of studies",
     "participant/veilsum_participant/checks/": "fingerprints of pins",
     "participant/veilsum_participant/settings/directory.py": "fingerprints in a directory that every site has",
     "participant/veilsum_participant/protocol/policy.py": "fingerprints of pins and of verified certificates",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ from veilsum_participant.settings.config import ParticipantConfig
 
 FILE = {"path": Path("/srv/records/a.csv")}
 QUERY = {"source": "sql", "query": "select 1", "columns": ("a",), "joined": False}
+
+
+@pytest.fixture(autouse=True)
+def of_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own variables of stores and databases are none of these sites'."""
+    for name in [name for name in os.environ if name.startswith(roles._OF_STORES)]:
+        monkeypatch.delenv(name)
 
 
 def config(datasets: dict[str, Any] | None = None, **more: Any) -> ParticipantConfig:
@@ -97,7 +105,24 @@ def test_a_reader_of_files_has_these_files_and_no_network(offered: dict[str, Any
 def test_a_reader_of_a_database_dials_its_port(url: str, dial: tuple[int, ...] | None, local: bool) -> None:
     found = roles.reader(config({"records": {**QUERY, "dsn": url}}), "records")
     assert (found.dial, found.local, found.network) == (dial, local, True)
-    assert found.read == ()
+    own = {path for path in found.read if path.is_relative_to(Path.home())}
+    assert set(found.read) == own
+    assert bool(own) == url.startswith("postgresql")
+
+
+def test_a_reader_of_a_database_reads_what_its_url_and_the_environment_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates, say, which a driver opens by itself; a file of another dataset's is not among them."""
+    for name in ("root.crt", "client.crt"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("PGSSLCERT", str(tmp_path / "client.crt"))
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    url = f"postgresql://db.example/x?sslmode=verify-full&sslrootcert={tmp_path}/root.crt&options=/nowhere"
+    found = roles.reader(config({"records": {**QUERY, "dsn": url}, "b": FILE}), "records")
+    assert {tmp_path / "root.crt", tmp_path / "client.crt"} <= set(found.read)
+    assert [path for path in found.read if "nowhere" in str(path)] == []
+    assert [path for path in roles.reader(config({"records": FILE}), "records").read if tmp_path in path.parents] == []
 
 
 def test_a_compiler_has_nothing() -> None:
@@ -127,7 +152,7 @@ def test_the_url_in_a_file_counts(tmp_path: Path) -> None:
     (tmp_path / "dsn").chmod(0o600)
     found = roles.reader(config({"records": {**QUERY, "dsn_file": tmp_path / "dsn"}}), "records")
     assert found.dial == (53, 6432)
-    assert found.read == (tmp_path / "dsn",)
+    assert found.read[0] == tmp_path / "dsn"
 
 
 @pytest.mark.parametrize(
@@ -176,18 +201,27 @@ def test_records_beside_keys_are_within_reach_and_records_in_their_own_folder_ar
         ("processes", Offered(True, True, 7), CheckOutcome.OK, "version 7 of Landlock"),
         ("processes", Offered(True, True, 2), CheckOutcome.WARNING, "ports of TCP are not restricted"),
         ("processes", Offered(True, True, 0), CheckOutcome.FAILED, "no Landlock"),
-        ("none", Offered(True, True, 7), CheckOutcome.WARNING, 'isolation = "processes"'),
+        ("none", Offered(True, True, 7), CheckOutcome.WARNING, 'Take out isolation = "none"'),
         ("none", Offered(True, True, 0), CheckOutcome.WARNING, "cannot"),
+        (None, Offered(True, True, 7), CheckOutcome.OK, "version 7 of Landlock"),
+        (None, Offered(True, True, 0), CheckOutcome.WARNING, "one process holds records, keys and the network"),
+        (None, Offered(True, False, 7), CheckOutcome.WARNING, "seccomp"),
     ],
 )
 def test_the_check_says_what_confines_the_site(
-    isolation: str, offered: Offered, status: CheckOutcome, said: str, monkeypatch: pytest.MonkeyPatch
+    isolation: str | None, offered: Offered, status: CheckOutcome, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_check, "offered", lambda: offered)
-    rows = site_check.SiteCheck(config(isolation=isolation), lambda: 0).run(reach=False)
+    """And the site is started as it says: confined where the check finds it so, with a reason where the key is silent."""
+    for module in (site_check, roles):
+        monkeypatch.setattr(module, "offered", lambda: offered)
+    made = config(**({} if isolation is None else {"isolation": isolation}))
+    rows = site_check.SiteCheck(made, lambda: 0).run(reach=False)
     (row,) = [row for row in rows if row.check == "isolation"]
     assert row.status is status
     assert said in f"{row.detail} {row.advice}"
+    why = roles.unconfined(made)
+    assert (why is None) == (isolation == "processes" or (isolation is None and offered.landlock > 0 and offered.filters))
+    assert bool(why) == (isolation is None and why is not None)
 
 
 def test_the_check_fails_where_a_process_would_reach_what_it_must_not(tmp_path: Path) -> None:
@@ -195,3 +229,15 @@ def test_the_check_fails_where_a_process_would_reach_what_it_must_not(tmp_path: 
     rows = [row for row in site_check.SiteCheck(near, lambda: 0).run(reach=False) if row.check == "isolation"]
     assert [row.status for row in rows] == [CheckOutcome.FAILED]
     assert str(tmp_path / "identity") in rows[0].detail
+
+
+def test_a_site_that_states_nothing_and_cannot_be_divided_is_one_process_and_says_why(tmp_path: Path) -> None:
+    if roles.offered().lacking():
+        pytest.skip("needs a kernel that confines")
+    near = config({"records": {"path": tmp_path / "*.csv"}}, identity=tmp_path / "identity")
+    (row,) = [row for row in site_check.SiteCheck(near, lambda: 0).run(reach=False) if row.check == "isolation"]
+    assert row.status is CheckOutcome.WARNING
+    for said in (f"{row.detail} {row.advice}", roles.unconfined(near)):
+        assert str(tmp_path / "identity") in str(said)
+    lost = config({"records": {**QUERY, "dsn_file": tmp_path / "nowhere"}})
+    assert "nowhere" in str(roles.unconfined(lost))

@@ -1,11 +1,7 @@
-"""The frame of a command line whose nouns are modules: imported when asked for, errors as messages, one exit status each.
-
-Exit status: 0 done, 1 the answer is negative (a check, a verification or a study failed), 2 wrong usage or a typed error, 70 a
-fault of veilsum itself.
+"""The frame of a command line whose nouns are modules: imported when asked for; :mod:`veilsum_node.process.ending` has its
+exit status.
 """
 
-import contextlib
-import errno
 import importlib
 import io
 import os
@@ -17,17 +13,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from veilsum_node.errors import StateError, VeilsumError
-from veilsum_node.process.console import report_crash, report_error
+from veilsum_node.process.ending import end_after
 from veilsum_node.process.imports import loading, networks_may_be_missing
 
 PROGRAM = "veilsum"
 
 OTHERS_WRITE = 0o022
 """No file or directory that a command makes can be changed by others, whatever umask it was started with."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_ROOM = "Free space where the output or the state is written, then run it again."
 
 
 @dataclass(frozen=True)
@@ -103,21 +95,7 @@ def run(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" for what it lacks
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines between ours
     os.umask(os.umask(0o077) | OTHERS_WRITE)
-    try:
-        _answer(app, arguments)
-    except BrokenPipeError:  # whoever read the output has seen enough
-        _drop_output()
-        sys.exit(1)
-    except OSError as error:
-        if error.errno not in _FULL:
-            sys.exit(report_crash(error, as_json=as_json))
-        _drop_output()
-        sys.exit(report_error(StateError(f"Output or state cannot be written ({error.strerror}).", _ROOM), as_json=as_json))
-    except VeilsumError as error:
-        sys.exit(report_error(error, as_json=as_json))
-    except Exception as error:  # noqa: BLE001  the last line of defence: no trace with a record's value on a screen
-        sys.exit(report_crash(error, as_json=as_json))
-    sys.exit(0)
+    end_after(lambda: _answer(app, arguments), as_json=as_json)
 
 
 def _answer(app: typer.Typer, arguments: list[str]) -> None:
@@ -128,9 +106,3 @@ def _answer(app: typer.Typer, arguments: list[str]) -> None:
     except SystemExit:
         sys.stdout.flush()
         raise
-
-
-def _drop_output() -> None:
-    """Let what could not be written go nowhere, or the interpreter would try again at its end."""
-    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -7,7 +7,8 @@ For code that has been taken over. Three means of the kernel together, none of w
   descriptors), new ones and programs, the sockets that a role has no use for, and what the kernel offers administrators.
 - Landlock, the kernel's own access rules: files by what lies beneath named paths, TCP by port, and from newer kernels on
   signals and abstract sockets. What it does not cover (modes, owners, times, attributes of files) the filter refuses.
-- The process is not dumpable, which closes its own memory and descriptors to all others of its user.
+- The process is not dumpable, which closes its own memory and descriptors to all others of its user. If it asked the kernel
+  to end it with its parent (:func:`~veilsum_node.process.hardening.end_with_parent`), it cannot take that back.
 
 System calls: ``Documentation/userspace-api/seccomp_filter.rst`` and ``landlock.rst`` of Linux. Numbers are of x86-64 and
 AArch64; other machines are refused.
@@ -22,6 +23,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 import sysconfig
@@ -32,7 +34,7 @@ from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError
 
-_NO_NEW_PRIVS, _DUMPABLE = 38, 4  # prctl
+_END_WITH_PARENT, _DUMPABLE, _NO_NEW_PRIVS = 1, 4, 38  # prctl
 _FILTER, _TSYNC = 1, 1  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -57,6 +59,9 @@ FORBIDDEN = {
     "sched_setscheduler": (144, 119),
     # new processes and programs; what threads need is left
     "fork": (57, _NONE), "vfork": (58, _NONE), "execve": (59, 221), "execveat": (322, 281), "uselib": (134, _NONE),
+    # other rights, a change of which lets the kernel forget that a process ends with its parent
+    "setuid": (105, 146), "setgid": (106, 144), "setreuid": (113, 145), "setregid": (114, 143), "setresuid": (117, 147),
+    "setresgid": (119, 149), "setfsuid": (122, 151), "setfsgid": (123, 152), "setgroups": (116, 159), "capset": (126, 91),
     # what processes share by a name
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
     "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
@@ -352,7 +357,7 @@ def filter_program(bounds: Bounds, machine: str, process: int) -> list[Instructi
         "sched_setaffinity": _one_of(0, [0, process]),
         "fcntl": _none_of(1, _OWN_OTHERS),
         "ioctl": _none_of(1, _TERMINAL),
-        "prctl": [*_one_of(0, [_DUMPABLE], otherwise=_ALLOW), *_one_of(1, [0])],
+        "prctl": [*_where(0, _DUMPABLE, _one_of(1, [0])), *_where(0, _END_WITH_PARENT, _one_of(1, [signal.SIGKILL]))],
         # MPTCP and SCTP are other protocols than the one whose ports are restricted
         "socket": [*_one_of(0, families), *_one_of(1, [_STREAM, _DATAGRAM], mask=_TYPE), *_one_of(2, [0, 6, 17])],
         # of a pair's ends, those of datagrams alone can be turned to somebody else
@@ -371,13 +376,16 @@ def _returns(action: int) -> Instruction:
     return _RETURN, 0, 0, action
 
 
-def _one_of(
-    argument: int, values: Sequence[int], *, mask: int = _LOW, otherwise: int = _ERRNO | errno.EPERM
-) -> list[Instruction]:
-    """Go on where an argument's masked low half is one of the values; else return."""
+def _one_of(argument: int, values: Sequence[int], *, mask: int = _LOW) -> list[Instruction]:
+    """Go on where an argument's masked low half is one of the values; else the call fails."""
     load = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), (_AND, 0, 0, mask)]
     tests = [(_JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
-    return [*load, *tests, _returns(otherwise)]
+    return [*load, *tests, _returns(_ERRNO | errno.EPERM)]
+
+
+def _where(argument: int, value: int, checks: list[Instruction]) -> list[Instruction]:
+    """Checks that are made where an argument's low half has a value."""
+    return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), (_JUMP_EQUAL, 0, len(checks), value), *checks]
 
 
 def _none_of(argument: int, values: Sequence[int]) -> list[Instruction]:

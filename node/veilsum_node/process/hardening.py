@@ -29,21 +29,24 @@ def harden() -> None:
         LOG.warning("core dumps cannot be disabled: %s", error)
 
 
-def end_with_parent(*, only: bool = False) -> None:
+def end_with_parent(*, parent: int | None = None, only: bool = False) -> None:
     """Let the kernel end this process (SIGKILL) as soon as its parent is gone, however that ends; Linux only.
 
+    One that was orphaned before it came to this finds its line to its guard closed.
+
     Args:
+        parent: its parent's number, where it knows; in a container that is 1, as whoever adopts orphans elsewhere.
         only: whether what a terminal and a supervisor send to all of a service's processes is not for this one.
 
     Raises:
         SystemExit: it is gone already.
     """
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if only else ():
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:
         raise SystemExit(1)
 
 

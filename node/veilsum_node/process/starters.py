@@ -154,7 +154,7 @@ identity = "identity"         # directory of key.pem, certificate.pem and author
 """)
 
 _PROCESSES = 'isolation = "processes"       # network, keys and records in processes of their own, confined by the kernel'
-_NONE = 'isolation = "none"            # all in one process: the kernel of this machine cannot confine "processes"'
+_AUTO = 'isolation = "auto"            # "processes" once the kernel of this machine can confine them; until then all in one'
 
 _STARTERS = {Role.PARTICIPANT: _PARTICIPANT, Role.COORDINATOR: _COORDINATOR, Role.ANALYST: _ANALYST}
 
@@ -173,6 +173,6 @@ def write_starter(directory: Path, role: Role, address: str = EXAMPLE_ADDRESS) -
     role = Role.ANALYST if role is Role.OPERATOR else role  # both call the same commands, which look for one file
     path = directory / f"{role}.toml"
     if not path.exists():
-        isolation = _PROCESSES if offered().enough else _NONE
+        isolation = _PROCESSES if offered().enough else _AUTO
         write_new(path, _STARTERS[role].substitute(address=address, isolation=isolation).encode())
     return path

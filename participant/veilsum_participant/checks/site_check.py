@@ -27,7 +27,7 @@ from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_node.identity.tls import KEY_FILE, REQUEST_FILE, key_advice, load_transport, transport_folder
 from veilsum_node.phrases import counted
 from veilsum_node.process.check import Check, CheckOutcome, storage_checks
-from veilsum_node.process.confinement import offered, reach_fault, unconfinable
+from veilsum_node.process.confinement import offered
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
@@ -41,7 +41,7 @@ from veilsum_participant.protocol.policy import column_faults, former_tasks, inv
 from veilsum_participant.settings.config import METHODS, ParticipantConfig, Policy
 from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.settings.encoder_files import file_digest
-from veilsum_participant.settings.roles import UNCONFINED, bounds_of_all
+from veilsum_participant.settings.roles import UNCONFINED, confinement_faults
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.accounting.prices import delta_warning
@@ -254,21 +254,18 @@ class SiteCheck:
             yield Check("directory", CheckOutcome.OK, detail)
 
     def _isolation(self) -> Iterator[Check]:
-        found = offered()
+        found, faults = offered(), confinement_faults(self._config)
         if self._config.isolation == "none":
-            advice = 'Set isolation = "processes".' if found.enough else f"This machine cannot: {'; '.join(found.lacking())}."
+            advice = str(faults[0]) if faults else 'Take out isolation = "none".'
             yield Check("isolation", CheckOutcome.WARNING, UNCONFINED, advice)
-            return
-        if not found.enough:
-            error = unconfinable(found)
-            yield Check("isolation", CheckOutcome.FAILED, error.message, error.advice)
-            return
-        near = [error for error in map(reach_fault, bounds_of_all(self._config)) if error is not None]
-        for error in near:
-            yield Check("isolation", CheckOutcome.FAILED, error.message, error.advice)
-        if not near and (lacking := found.lacking()):
+        elif faults and self._config.isolation == "auto":
+            yield Check("isolation", CheckOutcome.WARNING, f"{UNCONFINED}. {faults[0].message}", faults[0].advice)
+        elif faults:
+            for error in faults:
+                yield Check("isolation", CheckOutcome.FAILED, error.message, error.advice)
+        elif lacking := found.lacking():
             yield Check("isolation", CheckOutcome.WARNING, f"confined, but {'; '.join(lacking)}", "A newer kernel closes it.")
-        elif not near:
+        else:
             yield Check("isolation", CheckOutcome.OK, f"processes are confined, by version {found.landlock} of Landlock")
 
     def _policy(self) -> Iterator[Check]:

@@ -6,7 +6,6 @@ How the ``participant`` commands show studies that wait for the operator's word.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from veilsum_node.process.console import (
     print_rows,
 )
 from veilsum_node.process.consoles import add_console
-from veilsum_node.process.imports import loading
 from veilsum_node.process.parties import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_node.process.starters import EXAMPLE_ADDRESS
 from veilsum_participant.cli.directory import app as directory_app
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from veilsum_node.web.settings import ConsoleSettings
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
-    from veilsum_participant.protocol.approval import Waiting
+    from veilsum_participant.protocol.decisions import Waiting
     from veilsum_participant.settings.config import ParticipantConfig
     from veilsum_participant.site import Site
     from veilsum_privacy.backup.backup import BackupOwner
@@ -91,26 +89,9 @@ def transport_key(config: ConfigOption = CONFIG, as_json: JsonOption = False) ->
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""
-    with loading(serves=True):  # gRPC, Arrow and the database, which init does without
-        from veilsum_node.process.hardening import harden
-        from veilsum_node.telemetry.logs import start_logging
-        from veilsum_participant.session.client import Parts, run_participant
+    from veilsum_participant.session.serving import begin
 
-    harden()
-    settings = _load(config)
-    if settings.isolation == "processes":
-        from veilsum_participant.session.launcher import divide
-
-        parts = divide(settings, config)  # from here on this process is the guard
-        start_logging(settings.log)
-    else:
-        from veilsum_participant.front.answering import in_process
-        from veilsum_participant.settings.roles import UNCONFINED
-
-        parts = Parts(in_process)
-        start_logging(settings.log)
-        logging.getLogger("veilsum.participant").warning('isolation = "none": %s', UNCONFINED)
-    run_participant(settings, parts)
+    begin(config)
 
 
 def _load(path: Path) -> ParticipantConfig:
@@ -232,7 +213,7 @@ def audit(
 @app.command()
 def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """List studies that wait for your word, with what each costs by this site's own ledger."""
-    from veilsum_participant.protocol.approval import waiting_studies
+    from veilsum_participant.protocol.decisions import waiting_studies
 
     with _site(config) as site:
         found = [waiting_fields(item) for item in waiting_studies(site)]
@@ -251,7 +232,7 @@ def show(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOptio
 
     The ledger's entry of a decision holds the SHA-256 of this text.
     """
-    from veilsum_participant.protocol.approval import shown_study
+    from veilsum_participant.protocol.decisions import shown_study
     from veilsum_participant.protocol.shown import shown_text
 
     with _site(config) as site:
@@ -276,7 +257,7 @@ def approve(
 
     The ledger keeps who approved it, why, and the digest of what was shown.
     """
-    from veilsum_participant.protocol.approval import approve as decide
+    from veilsum_participant.protocol.decisions import approve as decide
 
     with _site(config) as site:
         fields = waiting_fields(decide(site, study, operator, reason))
@@ -294,7 +275,7 @@ def decline(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse a waiting study for good."""
-    from veilsum_participant.protocol.approval import decline as decide
+    from veilsum_participant.protocol.decisions import decline as decide
 
     with _site(config) as site:
         fields = waiting_fields(decide(site, study, operator, reason))

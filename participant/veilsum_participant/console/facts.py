@@ -26,9 +26,9 @@ from veilsum_participant.checks.labels import study_labels
 from veilsum_participant.cli.budget_changes import read_epsilon
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import LedgerPlace, verify_place
-from veilsum_participant.protocol.approval import Waiting, most_borne
 from veilsum_participant.protocol.budget_changes import proposals
 from veilsum_participant.protocol.budgets import promised
+from veilsum_participant.protocol.decisions import Waiting, most_borne
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.store.studies import STUDIES

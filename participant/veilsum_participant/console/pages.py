@@ -18,7 +18,7 @@ from veilsum_node.web.looking import Looks
 from veilsum_node.web.people import Right
 from veilsum_participant.cli.budget_changes import change_budget
 from veilsum_participant.console import facts
-from veilsum_participant.protocol.approval import approve, decline, shown_study, waiting_studies
+from veilsum_participant.protocol.decisions import approve, decline, shown_study, waiting_studies
 from veilsum_participant.session.beside import open_beside, open_to_read
 from veilsum_participant.settings.config import ParticipantConfig, load_participant_config, read_participant_settings
 from veilsum_participant.store.pending import PendingState

@@ -10,16 +10,18 @@ from contextlib import suppress
 
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent
+from veilsum_node.process.imports import loading
 
 
 def main(descriptor: int, bounds: Bounds) -> int:
     """Answer the guard at the other end of a socket until it ends; returns the exit status."""
     end_with_parent(only=True)
     confine(bounds, keep=(descriptor,))
-    from veilsum_node.errors import HostileInput
-    from veilsum_participant.boundary.framing import FramedSocket, serve
-    from veilsum_participant.boundary.front import REQUESTS, Hang
-    from veilsum_participant.front.answering import Front, told
+    with loading(serves=True):
+        from veilsum_node.errors import HostileInput
+        from veilsum_participant.boundary.framing import FramedSocket, serve
+        from veilsum_participant.boundary.front import REQUESTS, Hang
+        from veilsum_participant.front.answering import Front, told
 
     front = Front()
     try:

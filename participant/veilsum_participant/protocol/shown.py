@@ -16,7 +16,7 @@ from veilsum_privacy.dossier.figures import cost, meaning
 from veilsum_privacy.study.study import STATEMENTS
 
 if TYPE_CHECKING:
-    from veilsum_participant.protocol.approval import Waiting
+    from veilsum_participant.protocol.decisions import Waiting
 
 UNSTATED = "not stated"
 

@@ -18,8 +18,7 @@ from typing import Protocol
 
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.protocol.approval import shown_study, waiting_digests
-from veilsum_participant.protocol.shown import shown_text
+from veilsum_participant.protocol.approval import waiting_digests
 from veilsum_participant.site import LOG, Site
 
 PAUSE_SECONDS = 60.0
@@ -54,9 +53,16 @@ Raises:
 """
 
 
-class _OwnChild:
+class OwnChild:
+    """A command that is this process's child."""
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     def wait(self, seconds: float) -> int:
         return self._process.wait(seconds)
@@ -67,13 +73,13 @@ class _OwnChild:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def begin_here(command: Sequence[str], variables: Mapping[str, str], given: bytes) -> Running:
+def begin_here(command: Sequence[str], variables: Mapping[str, str], given: bytes) -> OwnChild:
     """Start a command as a child of this process; without a shell, and with few variables of the environment."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     with tempfile.TemporaryFile() as file:
         file.write(given)
         file.seek(0)
-        return _OwnChild(
+        return OwnChild(
             subprocess.Popen(  # noqa: S603  the operator's own command, from the configuration
                 command,
                 stdin=file,
@@ -140,6 +146,9 @@ class WaitingHook:
             LOG.warning("the command hooks.waiting cannot be run: %s", error, extra=about("hook"))
 
     def _texts(self, ids: Sequence[str]) -> list[str]:
+        from veilsum_participant.protocol.decisions import shown_study  # which a site without a command does without
+        from veilsum_participant.protocol.shown import shown_text
+
         texts = []
         for name in ids:
             with contextlib.suppress(VeilsumError):  # decided on, or ended, meanwhile

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from veilsum_node.errors import ConfigurationError, Unavailable
-from veilsum_node.process.confinement import Bounds, confine, offered, reach_fault, unconfinable
+from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings, bound, write_address
 from veilsum_node.telemetry.logs import printable
@@ -34,7 +34,7 @@ from veilsum_participant.boundary.front import Failed
 from veilsum_participant.session.client import Parts
 from veilsum_participant.session.hooks import Running
 from veilsum_participant.settings.config import ParticipantConfig
-from veilsum_participant.settings.roles import compiler, front, guard, metrics, reader, torch_worker
+from veilsum_participant.settings.roles import compiler, confinement_faults, front, guard, metrics, reader, torch_worker
 from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
@@ -178,22 +178,13 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     Raises:
         ConfigurationError: this machine cannot confine processes; what must be apart is not; or the metrics cannot be served.
     """
-    if not (found := offered()).enough:
-        raise unconfinable(found)
+    for fault in confinement_faults(config):
+        raise fault
     own = guard(config, path)
-    for bounds in (
-        own,
-        bounds_of(config, FRONT, ""),
-        bounds_of(config, "maps", ""),
-        bounds_of(config, "compiler", ""),
-        bounds_of(config, "metrics", ""),
-        *(bounds_of(config, "reader", name) for name in config.datasets),
-    ):
-        if (fault := reach_fault(bounds)) is not None:
-            raise fault
     listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
     ours, theirs = pair()
     gc.freeze()  # what both have in common stays in common
+    launcher = os.getpid()
     child = os.fork()
     if child:
         theirs.close()
@@ -203,7 +194,7 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     ours.close()
     if listening is not None:
         listening.close()
-    end_with_parent()
+    end_with_parent(parent=launcher)
     confine(own, keep=[theirs.fileno()])
     starter = LaunchStarter(theirs)
     return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, address)

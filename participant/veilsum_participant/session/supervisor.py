@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from veilsum_node.errors import Unavailable, VeilsumError
 from veilsum_participant.boundary.framing import pair
 from veilsum_participant.session import launcher
-from veilsum_participant.session.hooks import Running, begin_here
+from veilsum_participant.session.hooks import OwnChild, begin_here
 from veilsum_participant.session.launcher import FRONT, LONGEST, bounds_of
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.settings.roles import environment
@@ -33,6 +33,10 @@ LONGEST_END = 5
 @dataclass
 class _Child:
     process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def kill(self) -> None:
         self.process.kill()
@@ -47,8 +51,12 @@ class _Child:
 
 @dataclass
 class _Command:
-    running: Running
+    running: OwnChild
     told: int  # where its status goes
+
+    @property
+    def pid(self) -> int:
+        return self.running.pid
 
     def kill(self) -> None:
         self.running.kill()
@@ -116,7 +124,16 @@ class Supervisor:
             if child.over():
                 del self._children[number]
         pid, status = os.waitpid(self._guard, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        self._reap_orphans()
+        return None
+
+    def _reap_orphans(self) -> None:
+        """Take away what a container's first process is left with, as a decoder whose reader has ended."""
+        own = {self._guard, *(child.pid for child in self._children.values())}
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, 0)
 
     def _answered(self) -> bool:
         """Do what the guard asks for; whether it asked for anything."""

@@ -217,7 +217,8 @@ class ParticipantConfig(RouteSettings):
             (:mod:`veilsum_privacy.training.device`).
         budgets: first budgets by population.
         isolation: ``processes`` keeps the network, the keys and the records in processes of their own, each confined to what
-            it is for (:mod:`veilsum_participant.settings.roles`); ``none`` runs all in one, which no kernel confines.
+            it is for (:mod:`veilsum_participant.settings.roles`); ``none`` runs all in one, which no kernel confines;
+            ``auto`` is the former where it can be had (:func:`~veilsum_participant.settings.roles.unconfined`).
         hooks: commands of the site's own that are told what happens.
         retention: what the site erases by itself, and when.
         policy: what the site agrees to.
@@ -233,7 +234,7 @@ class ParticipantConfig(RouteSettings):
     encoders: dict[Name, EncoderConfig] = Field(default_factory=dict)
     device: DeviceName = "cpu"
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
-    isolation: Literal["processes", "none"] = "none"
+    isolation: Literal["auto", "processes", "none"] = "auto"
     hooks: HooksConfig = HooksConfig()
     retention: RetentionConfig = RetentionConfig()
     policy: Policy = Policy()

@@ -12,7 +12,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from veilsum_node.addresses import split_host_port
-from veilsum_node.process.confinement import Bounds
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.process.confinement import Bounds, offered, reach_fault, unconfinable
 from veilsum_node.transport.route import Route
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -22,6 +23,11 @@ NAMES, HTTPS, METADATA = 53, 443, 80
 """Ports of TCP: name servers, AWS, and the address at which AWS hands out keys to a machine."""
 
 _DATABASES = {"postgresql": 5432, "postgres": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
+
+_OF_DRIVERS = {
+    **dict.fromkeys(("postgresql", "postgres"), ("~/.pgpass", "~/.pg_service.conf", "~/.postgresql")),
+    "mssql": ("/etc/odbc.ini", "/etc/odbcinst.ini", "~/.odbc.ini", "/opt/microsoft"),
+}
 
 _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/kfd", "/dev/dri/*")
 _OF_DEVICES = ("/proc/driver/nvidia", "/sys/bus/pci", "/sys/class", "/sys/module", "/sys/devices", "/usr/share/nvidia")
@@ -35,7 +41,7 @@ _OF_STORES = ("AWS_", "PG", "ORACLE_", "TNS_", "MYSQL_")
 
 
 UNCONFINED = "one process holds records, keys and the network: whoever takes it over has all of them"
-"""What isolation = "none" means."""
+"""What a site is that is not confined."""
 
 
 def front(config: ParticipantConfig, way: Route) -> Bounds:
@@ -112,6 +118,34 @@ def bounds_of_all(config: ParticipantConfig) -> list[Bounds]:
     return [front(config, config.route), guard(config), *readers, torch_worker(config), compiler(config), metrics(config)]
 
 
+def confinement_faults(config: ParticipantConfig) -> list[ConfigurationError]:
+    """Why the site's processes cannot be confined here: the kernel, or what must be apart and is not. Empty where they can.
+
+    Raises:
+        ConfigurationError: a file that the bounds depend on cannot be read.
+    """
+    if not (found := offered()).enough:
+        return [unconfinable(found)]
+    return [error for error in map(reach_fault, bounds_of_all(config)) if error is not None]
+
+
+def unconfined(config: ParticipantConfig) -> str | None:
+    """None where the site runs in confined processes; else why all is one process, empty where the operator wants it so.
+
+    Where ``isolation`` leaves it open, what hinders the former is the reason for the latter: an upgrade stops no site.
+    """
+    match config.isolation:
+        case "processes":
+            return None
+        case "none":
+            return ""
+    try:
+        faults = confinement_faults(config)
+    except ConfigurationError as error:
+        faults = [error]
+    return str(faults[0]) if faults else None
+
+
 def environment(variables: Mapping[str, str] = os.environ, *, stores: bool = False) -> dict[str, str]:
     """Variables that a process gets: none that could hold a setting or a password, but for those of stores and databases."""
     return {name: value for name, value in variables.items() if name in _KEPT or (stores and name.startswith(_OF_STORES))}
@@ -136,11 +170,27 @@ def _unfolded(path: Path) -> Path:
 
 def _settings(offered: DatasetConfig) -> Iterable[Path]:
     """Files of the operator's about a dataset."""
-    found = [offered.query_file, offered.misses_file, offered.schema_file, offered.dsn_file]
+    found = [offered.query_file, offered.misses_file, offered.schema_file, offered.dsn_file, *_named(offered)]
     if offered.s3 is not None:
         found += [offered.s3.key_file, offered.s3.ca_file]
         found += [] if offered.s3.key_file is not None else [Path("~/.aws").expanduser()]
     return [path for path in found if path is not None]
+
+
+def _named(offered: DatasetConfig) -> Iterable[Path]:
+    """Files that a driver of a database or a store reads by itself: those that its URL or the environment names, certificates
+    say, and those that it looks for."""
+    url = _url(offered)
+    if url and not url.startswith("sqlite"):
+        said = [value for name, values in parse_qs(urlsplit(url).query).items() if name != "host" for value in values]
+        kind = url.partition(":")[0].partition("+")[0]
+        yield from (Path(place).expanduser() for place in _OF_DRIVERS.get(kind, ()))
+    elif offered.s3 is not None:
+        said = []
+    else:
+        return
+    said += [value for name, value in sorted(os.environ.items()) if name.startswith(_OF_STORES)]
+    yield from (Path(value) for value in said if value.startswith("/") and Path(value).exists())
 
 
 def _asked(offered: DatasetConfig, dataset: str) -> tuple[tuple[int, ...] | None, bool]:

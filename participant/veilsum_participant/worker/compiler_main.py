@@ -4,6 +4,7 @@ import socket
 import sys
 
 from veilsum_node.process.confinement import Bounds, confine
+from veilsum_node.process.imports import loading
 from veilsum_participant.worker.ending import ends_with_it
 
 
@@ -15,10 +16,11 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
     with ends_with_it():
         if bounds is not None:
             confine(bounds, keep=(descriptor,))
-        from veilsum_node.telemetry.logs import start_logging
-        from veilsum_participant.boundary.compiler import REQUESTS
-        from veilsum_participant.boundary.framing import FramedSocket, serve
-        from veilsum_participant.worker.compiler import Compiler, told
+        with loading(serves=True):
+            from veilsum_node.telemetry.logs import start_logging
+            from veilsum_participant.boundary.compiler import REQUESTS
+            from veilsum_participant.boundary.framing import FramedSocket, serve
+            from veilsum_participant.worker.compiler import Compiler, told
 
         start_logging()
         serve(FramedSocket(socket.socket(fileno=descriptor)), REQUESTS, Compiler().answer, told, threads=1)

@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from veilsum_node.process.hardening import end_with_parent
+
 if TYPE_CHECKING:
     from veilsum_node.process.confinement import Bounds
     from veilsum_participant.data.slices import Floats, NoPixels
@@ -74,9 +76,11 @@ def start_nursery(bounds: Bounds | None) -> socket.socket:
         bounds: of this process; None to confine nothing.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    reader = os.getpid()
     if os.fork() == 0:
         with contextlib.suppress(BaseException):
             ours.close()
+            end_with_parent(parent=reader)
             _be_nursery(theirs, bounds)
         os._exit(0)
     theirs.close()
@@ -85,9 +89,7 @@ def start_nursery(bounds: Bounds | None) -> socket.socket:
 
 def _be_nursery(line: socket.socket, bounds: Bounds | None) -> NoReturn:
     from veilsum_node.process.confinement import confine
-    from veilsum_node.process.hardening import end_with_parent
 
-    end_with_parent()
     if bounds is not None:
         bounds = replace(bounds, network=False, dial=(), local=False)
         confine(replace(bounds, forks=True), keep=(line.fileno(),))
@@ -117,10 +119,12 @@ def _fork_decoder(line: socket.socket, bounds: Bounds | None) -> socket.socket:
     preload()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.settimeout(WALL_SECONDS + 30.0)  # longer than the kernel lets it live
+    nursery = os.getpid()
     if os.fork() == 0:
         with contextlib.suppress(BaseException):
             ours.close()
             line.close()
+            end_with_parent(parent=nursery)
             _be_decoder(theirs, bounds)
         os._exit(0)
     theirs.close()
@@ -129,11 +133,9 @@ def _fork_decoder(line: socket.socket, bounds: Bounds | None) -> socket.socket:
 
 def _be_decoder(line: socket.socket, bounds: Bounds | None) -> NoReturn:
     from veilsum_node.process.confinement import filter_calls
-    from veilsum_node.process.hardening import end_with_parent
     from veilsum_participant.data.images import read_image
     from veilsum_participant.data.slices import NoPixels
 
-    end_with_parent()
     if bounds is not None:
         filter_calls(bounds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would be of records

@@ -4,6 +4,7 @@ import socket
 import sys
 
 from veilsum_node.process.confinement import Bounds, confine
+from veilsum_node.process.imports import loading
 from veilsum_participant.worker.decoding import Decoders, start_nursery
 from veilsum_participant.worker.ending import ends_with_it
 
@@ -17,12 +18,13 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
         nursery = start_nursery(bounds)
         if bounds is not None:
             confine(bounds, keep=(descriptor, nursery.fileno()))
-        from veilsum_node.telemetry.logs import start_logging
-        from veilsum_participant.boundary.framing import FramedSocket, serve
-        from veilsum_participant.boundary.reader import REQUESTS
-        from veilsum_participant.data.images import decode_by
-        from veilsum_participant.data.local import LocalDatasets
-        from veilsum_participant.worker.reader import DatasetReader, told
+        with loading(serves=True):
+            from veilsum_node.telemetry.logs import start_logging
+            from veilsum_participant.boundary.framing import FramedSocket, serve
+            from veilsum_participant.boundary.reader import REQUESTS
+            from veilsum_participant.data.images import decode_by
+            from veilsum_participant.data.local import LocalDatasets
+            from veilsum_participant.worker.reader import DatasetReader, told
 
         start_logging()
         decode_by(Decoders(nursery).read_image)

@@ -74,6 +74,7 @@
 {{- $_ := set $own "proxy_password_file" "/etc/veilsum/proxy/password" -}}
 {{- end -}}
 {{- $common := include "veilsum.commonConfig" (dict "root" . "part" "participant" "port" 9465) | fromYaml -}}
+{{- $stated := merge (deepCopy $part.config) (dict "isolation" "processes") -}}
 # participant.toml, written by Helm.
-{{- include "veilsum.toml" (dict "values" (merge $own $common (deepCopy $part.config)) "path" list) }}
+{{- include "veilsum.toml" (dict "values" (merge $own $common $stated) "path" list) }}
 {{- end -}}
