@@ -155,19 +155,22 @@ class Contrast:
     """A combination of coefficients as the difference between the linear predictors of two cells of records.
 
     Attributes:
+        rows: mean terms of the cell above and of the one below, (2, p).
         span: the difference, in units of the combination.
-        means: q of the cell above and of the one below, at the point from which the step goes; 0 of counts.
-        share: of a step of the difference that the cell above takes: the larger, the less information it has.
+        means: q of both, at the point from which the step goes; 0 of counts.
+        share: of the step's error the part that is the cell's above: the larger, the less information it has.
     """
 
+    rows: Floats
     span: float
     means: tuple[float, float]
     share: float
 
-    def solved(self, step: float) -> float:
-        """What a Newton step of the combination leads to; infinite where a cell would have no events, or no others."""
-        (above, below), x = self.means, step * self.span
-        return (_cell_move(self.share * x, above) - _cell_move((self.share - 1.0) * x, below)) / self.span
+    def solved(self, step: Floats, error: float) -> float:
+        """What a Newton step (p,) leads to, if its combination is ``error`` more; infinite where a cell would have no events,
+        or nothing else."""
+        (above, below), (one, other), off = self.means, self.rows @ step, error * self.span
+        return (_cell_move(one + self.share * off, above) - _cell_move(other + (self.share - 1.0) * off, below)) / self.span
 
 
 def _cell_move(x: float, q: float) -> float:
@@ -211,30 +214,32 @@ class Cells:
         (place,), least = used, 1.0 / total
         share = min(max((1.0 + float(mean[place])) / 2.0, least), 1.0 - least)
         spread = math.sqrt(max(float(self.gram[place, place]) / total - float(mean[place]) ** 2, least))
-        ends = spread * math.sqrt((1.0 - share) / share), -spread * math.sqrt(share / (1.0 - share))
-        middle, slope = float(mean @ at), float(at[place])
-        etas = middle + slope * ends[0], middle + slope * ends[1]
-        return self._between((ends[0] - ends[1]) / abs(float(weights[place])), etas, (share * total, (1.0 - share) * total))
+        rows = np.array([mean, mean])
+        rows[:, place] += [spread * math.sqrt((1.0 - share) / share), -spread * math.sqrt(share / (1.0 - share))]
+        if weights[place] < 0.0:
+            rows, share = rows[::-1], 1.0 - share
+        return self._between(rows, weights, at, (share * total, (1.0 - share) * total))
 
     def _of_levels(self, weights: Floats, at: Floats, mean: Floats, places: list[int], total: float) -> Contrast | None:
-        """The first level stands last."""
+        """The first level, which has no place, stands last."""
         own = np.append(weights[places], -float(weights[places].sum()))
         sizes = np.append(mean[places], 1.0 - float(mean[places].sum())) * total
         above, below = np.flatnonzero(own > 0.0), np.flatnonzero(own < 0.0)
         if above.size != 1 or below.size != 1:
             return None
-        others = float(mean @ at) - float(mean[places] @ at[places])
-        slopes = np.append(at[places], 0.0)
-        pair = int(above[0]), int(below[0])
-        etas = others + float(slopes[pair[0]]), others + float(slopes[pair[1]])
-        numbers = max(float(sizes[pair[0]]), 1.0), max(float(sizes[pair[1]]), 1.0)
-        return self._between(1.0 / float(own[pair[0]]), etas, numbers)
+        pair = [int(above[0]), int(below[0])]
+        rows = np.array([mean, mean])
+        rows[:, places] = np.eye(len(own))[pair, :-1]
+        return self._between(rows, weights, at, (max(float(sizes[pair[0]]), 1.0), max(float(sizes[pair[1]]), 1.0)))
 
-    def _between(self, span: float, etas: tuple[float, float], numbers: tuple[float, float]) -> Contrast:
-        _, variances = mean_of(self.family, np.clip(etas, -30.0, 30.0), math.inf)
+    def _between(self, rows: Floats, weights: Floats, at: Floats, numbers: tuple[float, float]) -> Contrast:
+        """Of cells of so many records."""
+        etas = np.clip(rows @ at, -30.0, 30.0)
+        means, variances = mean_of(self.family, etas, math.inf)
         above, below = np.array(numbers) * np.maximum(variances, 1e-12)
-        means = 1.0 / (1.0 + np.exp(-np.clip(etas, -30.0, 30.0))) if self.family == "logistic" else np.zeros(2)
-        return Contrast(span, (float(means[0]), float(means[1])), float(below / (above + below)))
+        ends = (float(means[0]), float(means[1])) if self.family == "logistic" else (0.0, 0.0)
+        span = float((rows[0] - rows[1]) @ weights) / float(weights @ weights)
+        return Contrast(rows, span, ends, float(below / (above + below)))
 
 
 @dataclass(frozen=True)
@@ -342,14 +347,14 @@ class NewtonFit(Fit):
         contrast = self.cells.contrast(weights, before) if self.cells is not None and noise > 0.0 else None
         if contrast is None:
             return super().figure(weights, noise, sampling)
-        start, step, reach = float(weights @ before), float(weights @ (self.whiten @ self.step)), Z95 * math.sqrt(noise)
-        low, value, high = (start + contrast.solved(end) for end in (step - reach, step, step + reach))
+        start, step, reach = float(weights @ before), self.whiten @ self.step, Z95 * math.sqrt(noise)
+        low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
         if math.isinf(low) and math.isinf(high):
             return NotEstimable(
                 f"the last step, or its noise, is too long for what {self.named(weights) or 'the term'} tells",
                 "more records or epsilon, or merge the level with another",
             )
-        value = value if math.isfinite(value) else min(max(start + step, low), high)
+        value = value if math.isfinite(value) else min(max(float(weights @ self.coefficients), low), high)
         error = math.sqrt(noise) if math.isinf(high - low) else (high - low) / 2.0 / Z95
         half = Z95 * math.sqrt(max(sampling, 0.0))
         below, above = math.hypot(value - low, half), math.hypot(high - value, half)
