@@ -342,7 +342,7 @@ class NewtonFit(Fit):
         return np.asarray(self.whiten @ self.point, dtype=np.float64)
 
     def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
-        """By the step's ends, each solved in its cells; an end is open where the noise may have hidden all events of a cell."""
+        """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
         before = self.whiten @ self.releases[-1].at
         contrast = self.cells.contrast(weights, before) if self.cells is not None and noise > 0.0 else None
         if contrast is None:
