@@ -51,7 +51,11 @@ def rows(runs: int, seed: int) -> Iterator[str]:
     """By outcome and epsilon the share told and covered of each term, of all, and of intervals with an open end."""
     for exposure in EXPOSURES:
         family = "logistic" if exposure == "events" else "poisson"
-        asked = {"family": family, "outcome": "died = 'yes'" if exposure == "events" else "visits", "over": list(TERMS)}
+        asked: dict[str, object] = {
+            "family": family,
+            "outcome": "died = 'yes'" if exposure == "events" else "visits",
+            "over": list(TERMS),
+        }
         if exposure in ("moderate", "wide"):
             lows = [math.log(end) for end in DAYS]
             asked |= {"offset": "exposure", "derive": {"exposure": {"number": "log(days)", "low": lows[0], "high": lows[1]}}}

@@ -281,6 +281,8 @@ def test_a_site_takes_part_only_if_its_policy_allows_per_site(disclosures: Any, 
 def test_two_sites_are_too_few() -> None:
     with pytest.raises(ConfigurationError, match="need 3 sites; the study names 2"):
         compiled("linear", 1.0, 2)
+    for family in FAMILIES:  # who asks for no such errors hears nothing of them
+        assert all(task.disclosure == "joint" for task in compiled(family, 1.0, 2, errors="model").tasks)
     pooled = Pooled("linear")
     moments = LinearFit(np.eye(3), 0.0)
     told = ClusteredFit(moments, np.ones((2, 2)), 0.0, np.eye(2))

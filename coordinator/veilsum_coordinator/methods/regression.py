@@ -435,7 +435,7 @@ def _score_releases(
     others = sum(plan.share for plan in fit)
     if parameters.errors == "robust":
         return (product_release(step, others),)
-    return (score_release(step, others, inputs.sites),) * (parameters.errors == "clustered")
+    return (score_release(step, others, inputs.sites),) if parameters.errors == "clustered" else ()
 
 
 def _rows(fit: Fit, question: LinearRegression, name: str, told: Mapping[str, Any]) -> Iterator[Row]:
