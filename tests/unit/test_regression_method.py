@@ -15,6 +15,7 @@ from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.plan import plan_study
+from veilsum_aggregation import newton
 from veilsum_aggregation.families import mean_of
 from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, whitening
 from veilsum_coordinator.methods import METHODS
@@ -433,7 +434,7 @@ def test_a_step_solved_in_its_cells_is_the_exact_solution(family: Any, mean: flo
     for off in (-0.6, 0.0, 0.3, 0.6):
         truth = np.array([np.log(mean), 0.4])
         at = truth + np.array([0.05, off])
-        (one, variance), (own, _) = (newton.mean_of(family, x @ each, np.inf) for each in (at, truth))
+        (one, variance), (own, _) = (mean_of(family, x @ each, np.inf) for each in (at, truth))
         step = np.linalg.solve(x.T @ (x * (sizes * variance)[:, None]), x.T @ (sizes * (own - one)))
         contrast = newton.Cells(family, gram, ((1,),)).contrast(np.array([0.0, 1.0]), at)
         assert contrast is not None
