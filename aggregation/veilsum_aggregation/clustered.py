@@ -15,7 +15,7 @@ the errors of independent records: without it the interval would be short where 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -148,13 +148,16 @@ class ClusteredFit(Fit):
         return self.fit.drowned
 
     def combination(self, weights: Floats) -> Answer:
-        if (drowned := self.drowned or self.fit.hidden(weights)) is not None:
-            return drowned
+        told = self.drowned or self.fit.combination(weights)
+        if isinstance(told, NotEstimable):
+            return told
         sites, direction = len(self.scores), self.influence.T @ weights
         hidden = sites * self.std**2 * float(direction @ direction)
-        noise, sampling = (float(weights @ matrix @ weights) for matrix in self.fit.covariances)
         middle = self._middle(direction)
-        return SiteErrors(middle, hidden, noise, sampling, sites).figure(float(weights @ self.coefficients))
+        found = SiteErrors(middle, hidden, told.noise_error**2, told.sampling_error**2, sites).figure(told.value)
+        if math.isfinite(told.half_width):
+            return found
+        return replace(found, low=min(found.low, told.low), high=max(found.high, told.high), significance=told.p_value)
 
     def _middle(self, direction: Floats) -> float:
         """q of the scores' changes in a direction (q,)."""

@@ -9,6 +9,11 @@ release gives the score and the information at one gamma,
 and the next gamma is a Newton step of all releases so far: older scores are moved along H. Scores are weighted by the terms
 alone, so each is an unbiased estimating equation, and the last gamma's error is that of the scores' sum. Measured:
 docs/results.md, "Regression".
+
+One step from a noised gamma is not the solution. Where a term tells two cells of records apart, as a level and the others of
+its category, it is solved exactly: a cell whose Newton step in the linear predictor is x moves by
+t(x) = log((1 + (1 - q) x) / (1 - q x)), q the mean of an event there and 0 of counts (:class:`Cells`). Intervals of the noise
+are therefore of the step, moved by t, and are combined with sampling's by their ends' distances (MOVER, Zou and Donner 2008).
 """
 
 import math
@@ -19,8 +24,8 @@ from functools import cached_property
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.families import Family, link
-from veilsum_aggregation.figures import FLAT, NotEstimable
+from veilsum_aggregation.families import Family, link, mean_of
+from veilsum_aggregation.figures import FLAT, Z95, Answer, Figure, NotEstimable
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
 
 REACH = 1.25
@@ -146,6 +151,98 @@ def without(step: Floats, whiten: Floats, apart: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """A combination of coefficients as the difference between the linear predictors of two cells of records.
+
+    Attributes:
+        rows: mean terms of the cell above and of the one below, (2, p).
+        span: the difference, in units of the combination.
+        means: q of both, at the point from which the step goes; 0 of counts.
+        share: of the step's error the part that is the cell's above: the larger, the less information it has.
+    """
+
+    rows: Floats
+    span: float
+    means: tuple[float, float]
+    share: float
+
+    def solved(self, step: Floats, error: float) -> float:
+        """What a Newton step (p,) leads to, if its combination is ``error`` more; infinite where a cell would have no events,
+        or nothing else."""
+        (above, below), (one, other), off = self.means, self.rows @ step, error * self.span
+        return (_cell_move(one + self.share * off, above) - _cell_move(other + (self.share - 1.0) * off, below)) / self.span
+
+
+def _cell_move(x: float, q: float) -> float:
+    """t(x)."""
+    top, bottom = 1.0 + (1.0 - q) * x, 1.0 - q * x
+    if top <= 0.0:
+        return -math.inf
+    return math.inf if bottom <= 0.0 else math.log(top / bottom)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Of which records the terms are, as the first release tells it.
+
+    Attributes:
+        family: of the regression.
+        gram: A (p, p) of (1, terms), terms in [-1, 1].
+        categories: places of the terms that are levels of one category, whose first level has none.
+    """
+
+    family: Family
+    gram: Floats
+    categories: tuple[tuple[int, ...], ...] = ()
+
+    def contrast(self, weights: Floats, at: Floats) -> Contrast | None:
+        """A combination (p,) at coefficients (p,): of two levels, or of a number; None of any other.
+
+        A number is taken for two cells that have its mean and variance, in shares that its bounds and mean suggest: an
+        indicator has its own two.
+        """
+        used = np.flatnonzero(weights)
+        if not used.size or used[0] == 0:
+            return None
+        total = max(float(self.gram[0, 0]), 1.0)
+        mean = self.gram[0] / total
+        for places in self.categories:
+            if set(used) <= set(places):
+                return self._of_levels(weights, at, mean, list(places), total)
+        if used.size > 1:
+            return None
+        (place,), least = used, 1.0 / total
+        share = min(max((1.0 + float(mean[place])) / 2.0, least), 1.0 - least)
+        spread = math.sqrt(max(float(self.gram[place, place]) / total - float(mean[place]) ** 2, least))
+        rows = np.array([mean, mean])
+        rows[:, place] += [spread * math.sqrt((1.0 - share) / share), -spread * math.sqrt(share / (1.0 - share))]
+        if weights[place] < 0.0:
+            rows, share = rows[::-1], 1.0 - share
+        return self._between(rows, weights, at, (share * total, (1.0 - share) * total))
+
+    def _of_levels(self, weights: Floats, at: Floats, mean: Floats, places: list[int], total: float) -> Contrast | None:
+        """The first level, which has no place, stands last."""
+        own = np.append(weights[places], -float(weights[places].sum()))
+        sizes = np.append(mean[places], 1.0 - float(mean[places].sum())) * total
+        above, below = np.flatnonzero(own > 0.0), np.flatnonzero(own < 0.0)
+        if above.size != 1 or below.size != 1:
+            return None
+        pair = [int(above[0]), int(below[0])]
+        rows = np.array([mean, mean])
+        rows[:, places] = np.eye(len(own))[pair, :-1]
+        return self._between(rows, weights, at, (max(float(sizes[pair[0]]), 1.0), max(float(sizes[pair[1]]), 1.0)))
+
+    def _between(self, rows: Floats, weights: Floats, at: Floats, numbers: tuple[float, float]) -> Contrast:
+        """Of cells of so many records."""
+        etas = np.clip(rows @ at, -30.0, 30.0)
+        means, variances = mean_of(self.family, etas, math.inf)
+        above, below = np.array(numbers) * np.maximum(variances, 1e-12)
+        ends = (float(means[0]), float(means[1])) if self.family == "logistic" else (0.0, 0.0)
+        span = float((rows[0] - rows[1]) @ weights) / float(weights @ weights)
+        return Contrast(rows, span, ends, float(below / (above + below)))
+
+
+@dataclass(frozen=True)
 class NewtonRelease:
     """What one release tells.
 
@@ -178,6 +275,7 @@ class NewtonFit(Fit):
         names: of the coefficients.
         left_out: combinations (p, p - k) that W leaves out.
         apart: (p, m), combinations that are told apart from the others: what steps do along them is not looked at.
+        cells: of records, for intervals that hold where a step is long; None for those of the step alone.
     """
 
     whiten: Floats
@@ -185,6 +283,7 @@ class NewtonFit(Fit):
     names: tuple[str, ...] = ()
     left_out: Floats = field(default_factory=nothing)
     apart: Floats = field(default_factory=nothing)
+    cells: Cells | None = None
 
     @property
     def untold(self) -> Floats:
@@ -241,6 +340,26 @@ class NewtonFit(Fit):
     @cached_property
     def coefficients(self) -> Floats:
         return np.asarray(self.whiten @ self.point, dtype=np.float64)
+
+    def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
+        """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
+        before = self.whiten @ self.releases[-1].at
+        contrast = self.cells.contrast(weights, before) if self.cells is not None and noise > 0.0 else None
+        if contrast is None:
+            return super().figure(weights, noise, sampling)
+        start, step, reach = float(weights @ before), self.whiten @ self.step, Z95 * math.sqrt(noise)
+        low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
+        if math.isinf(low) and math.isinf(high):
+            return NotEstimable(
+                f"the last step, or its noise, is too long for what {self.named(weights) or 'the term'} tells",
+                "more records or epsilon, or merge the level with another",
+            )
+        value = value if math.isfinite(value) else min(max(float(weights @ self.coefficients), low), high)
+        error = math.sqrt(noise) if math.isinf(high - low) else (high - low) / 2.0 / Z95
+        half = Z95 * math.sqrt(max(sampling, 0.0))
+        below, above = math.hypot(value - low, half), math.hypot(high - value, half)
+        deviations = Z95 * abs(value) / max(below if value > 0.0 else above, 1e-300)
+        return Figure(value, error, half / Z95, value - below, value + above, math.erfc(deviations / math.sqrt(2.0)))
 
     @property
     def influence(self) -> Floats:

@@ -59,6 +59,10 @@ class Fit(ABC):
         if (drowned := self.drowned or self.hidden(weights)) is not None:
             return drowned
         noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
+        return self.figure(weights, noise, sampling)
+
+    def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
+        """A combination (p,) that is told, of errors with these variances."""
         return normal_figure(float(weights @ self.coefficients), noise, sampling)
 
     def all_slopes(self) -> Test | NotEstimable:

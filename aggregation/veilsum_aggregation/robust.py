@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure
+from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.regression import Fit
 
 MOST_NOISE = 0.5
@@ -78,7 +78,7 @@ class RobustFit(Fit):
             return NotEstimable(
                 "the robust variance is within its noise", "more records or epsilon, fewer terms, or the model's errors"
             )
-        return normal_figure(float(weights @ self.coefficients), noise, sampling)
+        return self.fit.figure(weights, noise, sampling)
 
 
 def spread_of(mean: float, square: float, least: float) -> float:

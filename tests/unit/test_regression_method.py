@@ -15,6 +15,7 @@ from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.plan import plan_study
+from veilsum_aggregation import newton
 from veilsum_aggregation.families import mean_of
 from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, whitening
 from veilsum_coordinator.methods import METHODS
@@ -423,3 +424,33 @@ def test_a_fit_says_where_it_cannot_be_trusted() -> None:
     assert fit.drowned is not None
     assert "to have converged" in fit.drowned.reason
     assert np.linalg.norm(fit.step) == pytest.approx(LONGEST_STEP)
+
+
+@pytest.mark.parametrize(("family", "mean"), [("poisson", 0.8), ("logistic", 0.3)])
+def test_a_step_solved_in_its_cells_is_the_exact_solution(family: Any, mean: float) -> None:
+    """Two cells of 40 and 960 records: from any point, a Newton step without error leads to the cells' own log ratio."""
+    sizes, x = np.array([960.0, 40.0]), np.array([[1.0, 0.0], [1.0, 1.0]])
+    gram = x.T @ (x * sizes[:, None])
+    for off in (-0.6, 0.0, 0.3, 0.6):
+        truth = np.array([np.log(mean), 0.4])
+        at = truth + np.array([0.05, off])
+        (one, variance), (own, _) = (mean_of(family, x @ each, np.inf) for each in (at, truth))
+        step = np.linalg.solve(x.T @ (x * (sizes * variance)[:, None]), x.T @ (sizes * (own - one)))
+        contrast = newton.Cells(family, gram, ((1,),)).contrast(np.array([0.0, 1.0]), at)
+        assert contrast is not None
+        assert at[1] + contrast.solved(step, 0.0) == pytest.approx(truth[1], abs=1e-9)
+        assert contrast.share == pytest.approx((variance * sizes)[0] / (variance * sizes).sum())
+        assert contrast.solved(step, -50.0) == -np.inf
+
+
+def test_a_number_that_is_an_indicator_is_solved_as_its_level() -> None:
+    gram = np.array([[1000.0, -920.0], [-920.0, 1000.0]])  # of a number in [-1, 1] that 40 records have at 1
+    level = newton.Cells("poisson", np.array([[1000.0, 40.0], [40.0, 40.0]]), ((1,),))
+    at, step = np.array([0.2, 0.3]), np.array([0.01, -0.3])
+    own = newton.Cells("poisson", gram).contrast(np.array([0.0, 1.0]), np.array([at[0] + at[1] / 2, at[1] / 2]))
+    other = level.contrast(np.array([0.0, 1.0]), at)
+    assert own is not None
+    assert other is not None
+    halved = np.array([step[0] + step[1] / 2, step[1] / 2])
+    assert 2.0 * own.solved(halved, 0.05) == pytest.approx(other.solved(step, 0.1))
+    assert newton.Cells("poisson", gram).contrast(np.array([1.0, 1.0]), at) is None

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import not_
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -146,6 +147,8 @@ class RegressionParameters(Frozen):
             site discloses its own noised score; or ``robust``, which hold where the outcome's variance is not the family's,
             for one more release. Not of ``cox``. By default ``robust`` of an event by ``linear``, whose variance follows the
             risk, and of ``poisson``; else of the ``model``.
+        solved: whether intervals of odds and rates are of the last step solved in the cells that a term tells apart
+            (:class:`veilsum_aggregation.newton.Cells`), the default, or of the step alone, as they were.
     """
 
     family: Literal["linear", "logistic", "poisson", "cox"]
@@ -164,6 +167,7 @@ class RegressionParameters(Frozen):
     strata: str = Field(default="", exclude_if=lambda of: not of)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
+    solved: bool | None = Field(default=None, exclude_if=not_)  # studies signed before do not state it
     # a study of the model's errors is signed in the form that it always had, without naming them
     errors: Literal["model", "clustered", "robust"] | None = Field(default=None, exclude_if=lambda of: of in (None, "model"))
 
@@ -178,6 +182,8 @@ class Regression(Method[RegressionParameters]):
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
 
     def resolve(self, parameters: RegressionParameters, inputs: Inputs) -> RegressionParameters:
+        if parameters.solved is None and parameters.family in RATIOS and parameters.family != "cox":
+            parameters = parameters.model_copy(update={"solved": True})
         if parameters.errors is not None:
             return parameters
         numbers = {column.name for column in inputs.schema.columns} | parameters.derive.keys()
@@ -289,6 +295,8 @@ class Regression(Method[RegressionParameters]):
         else:
             kind: families.Family = "logistic" if family == "logistic" else "poisson"
             fit = fit_newton(federation, moments, _steps(study), kind, most, offset)
+            if not study.parameters.get("solved"):
+                fit = replace(fit, cells=None)
         infinite = moments.infinite(fit, family, most, offset=offset)
         if isinstance(fit, NewtonFit | HazardFit):
             fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]])
@@ -427,7 +435,7 @@ def _score_releases(
     others = sum(plan.share for plan in fit)
     if parameters.errors == "robust":
         return (product_release(step, others),)
-    return (score_release(step, others, inputs.sites),) * (parameters.errors == "clustered")
+    return (score_release(step, others, inputs.sites),) if parameters.errors == "clustered" else ()
 
 
 def _rows(fit: Fit, question: LinearRegression, name: str, told: Mapping[str, Any]) -> Iterator[Row]:

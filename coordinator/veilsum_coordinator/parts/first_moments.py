@@ -152,11 +152,12 @@ def fit_newton(
     """
     gram, std, grain = first.gram, first.std, first.part.grain
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
+    cells = newton.Cells(family, gram, first.question.categories)
     point, released = newton.first_point(family, gram, first.events, whiten, most, offset), list[NewtonRelease]()
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
         released.append(newton_release(federation.sum(label, broadcast, members=first.release.cohort), point))
-        fit = NewtonFit(whiten, tuple(released), term_names(first.question), untold)
+        fit = NewtonFit(whiten, tuple(released), term_names(first.question), untold, cells=cells)
         point = fit.point
     return fit
 

@@ -53,6 +53,14 @@ class LinearRegression(OutcomeKind):
         self.longest = math.sqrt(1.0 + (len(domains) if query.unshortened else typical))
 
     @property
+    def categories(self) -> tuple[tuple[int, ...], ...]:
+        """Places in (1, terms) of each category's levels but the first."""
+        names = [name for name, level in self.terms if level]
+        return tuple(
+            tuple(place for place, (own, _) in enumerate(self.terms, 1) if own == name) for name in dict.fromkeys(names)
+        )
+
+    @property
     def _entries(self) -> int:
         return (len(self.terms) + 2) * (len(self.terms) + 3) // 2
 
