@@ -248,7 +248,13 @@ def _one_shot(
     summary |= {**found.convergence, "sites": found.rows + absent}
     matrix, offset = maps_arrays(participants, release.cohort, found.maps)
     arrays = {ALIGNMENT_MATRIX: matrix, ALIGNMENT_OFFSET: offset}
-    application = {"kind": "maps", "sites": list(participants), "matrix": ALIGNMENT_MATRIX, "offset": ALIGNMENT_OFFSET}
+    application = {
+        "kind": "maps",
+        "sites": list(participants),
+        "matrix": ALIGNMENT_MATRIX,
+        "offset": ALIGNMENT_OFFSET,
+        "made_by": {"kind": _kind(parameters), "tau": parameters.tau, "reference": {name: name for name in found.arrays}},
+    }
     return Aligned(arrays, release, found.maps, found.arrays, application, {**arrays, **found.arrays}, summary)
 
 
