@@ -178,6 +178,54 @@ def local_map(
     return two_way_map(effects.shift, centre, statistics.within, pooled, float(statistics.degrees), tau=tau, slope=slope)
 
 
+def unlabelled_map(kind: Kind, x: Floats, reference: Mapping[str, Floats], *, tau: float = 0.4, rounds: int = 10) -> AffineMap:
+    """The alignment map of a site that the reference was made without, from features (n, m) whose classes nobody knows.
+
+    A barycenter takes their mean and covariance. Of class means the site's shift is found by expectation maximisation: records
+    belong to the classes in the shares that the model m_c + delta + N(0, (1 + v_e) W) gives them, the shift is that of
+    :func:`veilsum_aggregation.two_way.two_way_local` for these shares, and the site's own mix of classes is fitted beside it,
+    so that another mix is not taken for a shift. Spread and slope stay as they are: without classes nothing tells them apart.
+
+    Raises:
+        ValueError, KeyError: as of :func:`local_map`.
+    """
+    m = x.shape[1]
+    _check_shapes(kind, reference, m)
+    if kind == "barycenter":
+        second = x.T @ x
+        blocks = {"count": np.array([float(len(x))]), "sum": x.sum(axis=0), "squares": np.diag(second)}
+        return local_map(kind, blocks | {"products": second[np.triu_indices(m, 1)]}, {}, reference, tau=tau)
+    whiten, colour, _ = whitening(reference[WITHIN])
+    shift_variance, residual = (float(value) for value in reference[SCALARS][:2])
+    points, means = x @ whiten, reference[CLASS_MEANS] @ whiten
+    starts = (np.zeros(m), points.mean(axis=0) - means.mean(axis=0))  # the second of a far shift, the first of another mix
+    found = [_unlabelled_shift(points, means, start, shift_variance, residual, rounds) for start in starts]
+    shift = max(found, key=lambda fit: fit[1])[0]
+    return AffineMap(np.eye(m), -(shift @ colour))
+
+
+def _unlabelled_shift(
+    points: Floats, means: Floats, shift: Floats, shift_variance: float, residual: float, rounds: int
+) -> tuple[Floats, float]:
+    """The shift (m,) of records (n, m) in whitened space from a start, and its log density with theirs, up to a constant."""
+    k = len(means)
+    mix, density = np.full(k, 1.0 / k), -np.inf
+    for _ in range(rounds):
+        rest = points - shift
+        distances = (rest**2).sum(axis=1)[:, None] - 2.0 * rest @ means.T + (means**2).sum(axis=1)
+        logs = np.log(mix) - 0.5 * distances / (1.0 + residual)
+        most = logs.max(axis=1, keepdims=True)
+        shares = np.exp(logs - most)
+        total = shares.sum(axis=1, keepdims=True)
+        density = float((most + np.log(total)).sum()) - 0.5 * float(shift @ shift) / shift_variance
+        shares /= total
+        counts = shares.sum(axis=0)
+        own = shares.T @ points / np.maximum(counts, np.finfo(np.float64).tiny)[:, None]
+        shift = two_way_local(counts, own, means, shift_variance, residual)[0].shift
+        mix = (counts + 1.0) / (counts.sum() + k)
+    return shift, density
+
+
 def mapped_moments(blocks: Mapping[str, Floats], mapped: AffineMap) -> dict[str, Floats]:
     """Class moments of a site after a map x -> A x + b, pooled over the classes where they are of each.
 

@@ -11,7 +11,7 @@ and used in regmean.py.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 
 Permutation = NDArray[np.intp]
-Solver = Literal["exact", "sinkhorn"]
 
-_ENTROPY = 0.05  # weight of the entropy for "sinkhorn", in units of the cost, which lies in [0, 4]
 _STAY = 1e-9  # how much nearer a filter counts that already stands in its place, so that ties move nothing
 
 
@@ -123,7 +121,7 @@ def align_filters(
     arrays: Mapping[str, Floats],
     reference: Mapping[str, Floats],
     groups: Sequence[ChannelGroup],
-    solver: Solver = "exact",
+    entropy: float = 0.0,
 ) -> AlignedGroups:
     """Renumber a network's channels so that its filters come to lie on the reference's, layer by layer (HFedATM's FOT).
 
@@ -137,11 +135,14 @@ def align_filters(
         arrays: the network; not changed.
         reference: of the same architecture.
         groups: its symmetries.
-        solver: "exact"; or "sinkhorn", the entropic plan (POT, in log domain), rounded to the permutation it favours.
+        entropy: 0 for the exact assignment; or the weight of the entropy in a plan (Sinkhorn, by POT in log domain), in units
+            of the cost, which lies in [0, 4]. It is rounded to the permutation that it favours.
 
     Raises:
         ValueError: groups and arrays do not fit, or arrays hold what is not finite.
     """
+    if not 0.0 <= entropy < np.inf:
+        raise ValueError(f"the entropy's weight must be a number from 0 on, not {entropy}")
     check_groups(arrays, groups)
     check_groups(reference, groups)
     result = dict(arrays)
@@ -154,7 +155,7 @@ def align_filters(
         filters = _filters(arrays, group)
         ready = [member for member in filters if member.array not in readers] or filters
         cost = np.mean([_distances(reference, result, member, group.size) for member in ready], axis=0)
-        permutations[group.name] = _assign(cost, group.blocks, solver)
+        permutations[group.name] = _assign(cost, group.blocks, entropy)
         renumber(result, group, permutations[group.name])
     moved = sum(int(np.sum(order != np.arange(len(order)))) for order in permutations.values())
     return AlignedGroups(result, permutations, moved / max(sum(group.size for group in groups), 1))
@@ -204,31 +205,29 @@ def _distances(reference: Mapping[str, Floats], arrays: Mapping[str, Floats], me
     return result
 
 
-def _assign(cost: Floats, blocks: int, solver: Solver) -> Permutation:
+def _assign(cost: Floats, blocks: int, entropy: float) -> Permutation:
     """The cheapest permutation that maps blocks onto blocks: within every pair of blocks first, then between blocks."""
     cost = cost - _STAY * np.eye(len(cost))
     block = len(cost) // blocks
     if block == 1 or blocks == 1:
-        return _solve(cost, solver)
+        return _solve(cost, entropy)
     within = np.empty((blocks, blocks, block), dtype=np.intp)
     between = np.empty((blocks, blocks))
     for place in np.ndindex(blocks, blocks):
         part = cost.reshape(blocks, block, blocks, block)[place[0], :, place[1], :]
-        within[place] = _solve(part, solver)
+        within[place] = _solve(part, entropy)
         between[place] = part[np.arange(block), within[place]].sum()
-    outer = _solve(between / block, solver)
+    outer = _solve(between / block, entropy)
     result: Permutation = (outer[:, None] * block + within[np.arange(blocks), outer]).ravel()
     return result
 
 
-def _solve(cost: Floats, solver: Solver) -> Permutation:
-    if solver == "sinkhorn" and len(cost) > 1:
+def _solve(cost: Floats, entropy: float) -> Permutation:
+    if entropy > 0.0 and len(cost) > 1:
         import ot  # here, because it takes seconds and is an option
 
         share = np.full(len(cost), 1.0 / len(cost))
-        cost = -ot.sinkhorn(share, share, cost, _ENTROPY, method="sinkhorn_log", numItermax=500, stopThr=1e-6, warn=False)
-    elif solver not in ("exact", "sinkhorn"):
-        raise ValueError(f'solver must be "exact" or "sinkhorn", not {solver!r}')
+        cost = -ot.sinkhorn(share, share, cost, entropy, method="sinkhorn_log", numItermax=500, stopThr=1e-6, warn=False)
     from scipy.optimize import linear_sum_assignment  # slow to import, and sites only need the groups' names
 
     result: Permutation = linear_sum_assignment(cost)[1].astype(np.intp)

@@ -15,7 +15,6 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 from veilsum_aggregation.filters import (
     Permutation,
-    Solver,
     align_filters,
     permute_gram,
     weighted_mean,
@@ -133,8 +132,9 @@ def merge_stations(
     filters: bool,
     regmean: bool,
     alpha: float = 0.75,
+    ridge: float = 0.0,
     noise_std: Mapping[str, Sequence[float]] | None = None,
-    solver: Solver = "exact",
+    entropy: float = 0.0,
     turned: bool = False,
 ) -> Merged:
     """One network of the stations' networks: FOT towards the first one, the mean by counts, RegMean for the linear layers.
@@ -150,10 +150,11 @@ def merge_stations(
         filters: whether to do FOT; otherwise channels stay as they stand.
         regmean: whether to fuse linear layers by their Grams; otherwise they are averaged.
         alpha: see :func:`regmean`.
+        ridge: as a share of the Grams' mean diagonal; at least what the noise asks for.
         noise_std: by linear layer, the standard deviation sigma C^2 of the noise on a diagonal entry of each station's Gram;
             off-diagonal ones have it over sqrt 2. Layers without one, and None, are free of noise. A noised Gram is projected
             on the cone, and the ridge is the noise's spectral size, or 1e-6 of the mean diagonal if that is more.
-        solver: see :func:`~veilsum_aggregation.filters.align_filters`.
+        entropy: see :func:`~veilsum_aggregation.filters.align_filters`.
         turned: whether the Grams are of inputs that are renumbered already, as those in the mean of the renumbered models.
 
     Raises:
@@ -163,7 +164,7 @@ def merge_stations(
     permutations: tuple[dict[str, Permutation], ...] = tuple({} for _ in models)
     moved = 0.0
     if filters and len(models) > 1:
-        found = [align_filters(model, models[0], groups, solver) for model in models[1:]]
+        found = [align_filters(model, models[0], groups, entropy) for model in models[1:]]
         aligned[1:] = [one.arrays for one in found]
         permutations = ({}, *(one.permutations for one in found))
         moved = math.fsum(one.moved for one in found) / len(found)
@@ -176,7 +177,7 @@ def merge_stations(
             orders = [{} for _ in models] if turned else permutations
             own = [_turn(station[layer], inputs, order) for station, order in zip(grams, orders, strict=True)]
             noise = (noise_std or {}).get(layer)
-            fused, ridges[layer] = _fuse(layer, aligned, arrays, own, alpha, noise)
+            fused, ridges[layer] = _fuse(layer, aligned, arrays, own, alpha, noise, ridge)
             arrays.update(fused)
     return Merged(arrays, moved, permutations, ridges)
 
@@ -196,6 +197,7 @@ def _fuse(
     grams: Sequence[Floats],
     alpha: float,
     noise: Sequence[float] | None,
+    share: float,
 ) -> tuple[dict[str, Floats], float]:
     """The fused arrays of one layer, and the ridge."""
     weight, bias = f"{layer}.weight", f"{layer}.bias"
@@ -214,7 +216,7 @@ def _fuse(
     if not biased:
         grams = [gram[:-1, :-1] for gram in grams]
     diagonal = math.fsum(float(np.trace(gram)) for gram in grams) / len(grams[0])
-    ridge = max(ridge, RIDGE * diagonal) or 1.0
+    ridge = max(ridge, max(share, RIDGE) * diagonal) or 1.0
     rows = [_rows(model, weight, bias if biased else None) for model in (*models, average)]
     fused = regmean(rows[:-1], grams, alpha, ridge, average=rows[-1])
     return ({weight: fused[:, :-1].copy(), bias: fused[:, -1].copy()} if biased else {weight: fused}), ridge

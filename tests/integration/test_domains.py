@@ -121,7 +121,9 @@ def test_each_method_runs_by_its_study_file(
     assert (found["accuracy_by_domain"] is not None) == (method in CLASSIFIERS)
     if method in CLASSIFIERS:
         assert set(found["accuracy_by_domain"][0]) == set(DOMAINS)
-        assert min(found["accuracy_by_domain"][0].values()) > 0.6
+        shares = found["accuracy_by_domain"][0].values()
+        assert min(shares) > 0.5  # of 18 records each but for the domain left out
+        assert sum(shares) / len(shares) > 0.7
 
 
 @pytest.mark.system
@@ -183,6 +185,13 @@ def test_a_domain_left_out_is_only_tested_on_and_with_all_its_records(features: 
         assert not tested & {row.tobytes() for data in found.training.values() for row in data.records.features}
         assert sum(data.table.num_rows for data in found.training.values()) == 2 * 42
         assert found.sites_of("ink") == list(found.training)
+        ((site, rows),) = found.parts("ink")
+        assert site is None
+        np.testing.assert_array_equal(rows, np.arange(60))
+        for domain in ("chalk", "pencil"):  # each record once, at a site of its domain
+            parts = found.parts(domain)
+            assert {site for site, _ in parts} == set(found.sites_of(domain))
+            np.testing.assert_array_equal(np.sort(np.concatenate([rows for _, rows in parts])), np.arange(18))
     with pytest.raises(Misuse, match="no domain 'inc' to leave out"):
         dealt(features, Setting("domains", leave_out="inc"))
 

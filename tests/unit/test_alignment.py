@@ -279,3 +279,42 @@ def test_directions_without_spread_magnify_no_error_of_the_grid(kind: alignment.
     assert np.abs(exact.matrix).max() < 3.0
     np.testing.assert_allclose(rounded.matrix, exact.matrix, atol=0.01)
     np.testing.assert_allclose(rounded.offset, exact.offset, atol=0.01)
+
+
+def unmixed(shift: np.ndarray, shares: np.ndarray, seed: int, n: int = 4000) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Records of a site with this shift and mix of classes, and a reference with their class means and covariance."""
+    rng = np.random.default_rng(seed)
+    means, root = 6 * np.random.default_rng(1).standard_normal((K, D)), 0.5 * np.random.default_rng(2).standard_normal((D, D))
+    y = rng.choice(K, n, p=shares)
+    known = {"reference.class_means": means, "reference.within": root @ root.T, "reference.scalars": np.array([9.0, 1e-3])}
+    return means[y] + shift + rng.standard_normal((n, D)) @ root.T, known
+
+
+@pytest.mark.parametrize("kind", ["two-way", "slopes"])
+def test_a_new_sites_shift_is_found_whatever_its_mix_of_classes(kind: alignment.Kind) -> None:
+    """The planted shift, to sampling error; the difference of means would be off by the mix, which is far from even here."""
+    shift, shares = np.array([0.4, -0.3, 0.2, 0.0, 0.3]), np.array([0.85, 0.05, 0.05, 0.05])
+    x, known = unmixed(shift, shares, 3)
+    if kind == "slopes":
+        known["reference.scalars"] = np.array([9.0, 1e-3, 0.1])
+    found = alignment.unlabelled_map(kind, x, known)
+    np.testing.assert_array_equal(found.matrix, np.eye(D))
+    np.testing.assert_allclose(-found.offset, shift, atol=0.06)
+    naive = x.mean(axis=0) - known["reference.class_means"].mean(axis=0)
+    assert np.abs(naive - shift).max() > 1.0
+
+
+def test_a_new_site_is_carried_to_a_barycenter_as_one_that_took_part() -> None:
+    x, _ = records(9)
+    known = reference_arrays(reference())
+    found, expected = alignment.unlabelled_map("barycenter", x, known), local_map("barycenter", gaussian_blocks(x), {}, known)
+    np.testing.assert_allclose(found.matrix, expected.matrix, atol=1e-10)
+    np.testing.assert_allclose(found.offset, expected.offset, atol=1e-10)
+
+
+def test_one_record_or_far_ones_give_a_finite_map() -> None:
+    for n, far in ((1, 0.0), (3, 1e6)):
+        x, known = unmixed(np.full(D, far), np.full(K, 0.25), 4, n)
+        assert np.isfinite(alignment.unlabelled_map("two-way", x, known).offset).all()
+    with pytest.raises(ValueError, match="must have 3 columns"):
+        alignment.unlabelled_map("two-way", x[:, :3], known)

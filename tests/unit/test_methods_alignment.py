@@ -83,6 +83,18 @@ def test_maps_without_noise_are_those_of_the_records_in_the_clear(reference: str
             assert row["distance_after"] == pytest.approx((1 - tau) * row["distance_before"], abs=1e-6)
 
 
+def test_the_control_takes_the_plain_mean_of_the_sites_covariances() -> None:
+    sites, tau = shifted_sites(), 0.4
+    result = run("slot-align", alignment("barycenter", tau=tau, covariance="mean"), sites)
+    own = [(x.features.mean(axis=0), sklearn.covariance.oas(x.features)[0]) for x in sites.values()]
+    mean, covariance = (np.average(each, axis=0, weights=[len(x) for x in sites.values()]) for each in zip(*own, strict=True))
+    np.testing.assert_allclose(result.arrays["reference.covariance"], covariance, atol=1e-4)
+    for index, (mu, sigma) in enumerate(own):
+        matrix, _ = ot.gaussian.bures_wasserstein_mapping(mu, mean, sigma, covariance)
+        expected = (1 - tau) * np.eye(WIDTH) + tau * matrix.T
+        np.testing.assert_allclose(result.arrays["alignment.matrix"][index], expected, atol=2e-3)
+
+
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_iterated_is_one_shot_within_the_grid(reference: str) -> None:
     sites = shifted_sites()
@@ -314,6 +326,8 @@ def test_a_projection_is_applied_first_and_repeated_in_the_result() -> None:
         ("slot-align", alignment("barycenter", shrinkage="oas"), {"epsilon": 1.0}, "this study has noise"),
         ("slot-align", alignment("barycenter", shrinkage="ridge"), {}, "has none"),
         ("slot-align", alignment("best"), {}, "reference"),
+        ("slot-align", alignment("two-way", covariance="mean"), {}, "control beside the barycenter"),
+        ("slot-align", alignment("barycenter", "iterated", covariance="mean"), {}, "control beside the barycenter"),
         ("slot-align", alignment(tau=1.5), {}, "tau"),
         ("o-fedavg", alignment(share=1.0), {}, "share"),
         ("fedcgs", {**alignment(), "disclosure": "per-site"}, {}, "fedcgs without alignment"),

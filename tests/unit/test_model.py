@@ -190,6 +190,40 @@ def test_a_sites_own_alignment_carries_its_moments_to_the_reference() -> None:
         model.features(records, kept={"count": np.array([1.0])})
 
 
+def test_a_new_site_is_aligned_by_its_own_records_without_their_classes() -> None:
+    """As if it had kept its moments in a study without noise; and one map a site needs what the maps were made by."""
+    noise = {"count": 0.0, "sum": 0.0, "squares": 0.0, "products": 0.0}
+    arrays, described, target = _own_alignment(noise)
+    model = Model.from_result(_result({**_linear(WIDTH), **arrays}, alignment=described))
+    records = _records(800, 8)
+    unlabelled = Records(records.features, records.present, None)
+    new = model.at_new_site(unlabelled)
+    expected = model.features(records, kept=_gaussian_blocks(records.features))
+    np.testing.assert_allclose(new.features(records), expected, atol=1e-8)
+    np.testing.assert_allclose(new.features(records).mean(axis=0), target.mean, atol=1e-8)
+
+    maps, said = _maps(WIDTH)
+    by = {"kind": "barycenter", "tau": 1.0, "reference": described["reference"]}
+    several = Model.from_result(_result({**_linear(WIDTH), **arrays, **maps}, alignment={**said, "made_by": by}))
+    np.testing.assert_allclose(several.at_new_site(unlabelled).features(records), expected, atol=1e-8)
+    nothing = Model.from_result(_result({**_linear(WIDTH), **maps}, alignment={**said, "made_by": {**by, "reference": {}}}))
+    np.testing.assert_array_equal(nothing.at_new_site(unlabelled).features(records), records.features)
+    earlier = Model.from_result(_result({**_linear(WIDTH), **maps}, alignment=said))
+    with pytest.raises(Misuse, match="nothing that a new site"):
+        earlier.at_new_site(records)
+    absent = Records(records.features * 0.0, np.zeros_like(records.present), None)
+    with pytest.raises(DataError, match="No record has features"):
+        several.at_new_site(absent)
+    plain = Model.from_result(_result(_linear(WIDTH)))
+    assert plain.at_new_site(records) is plain
+    with pytest.raises(HostileInput, match="unknown reference"):
+        Model.from_result(
+            _result(
+                {**_linear(WIDTH), **maps}, alignment={**said, "made_by": {**by, "reference": {"reference.other": "weights"}}}
+            )
+        )
+
+
 def test_the_noise_of_what_a_site_kept_is_never_guessed() -> None:
     arrays, described, target = _own_alignment(None)
     model = Model.from_result(_result({**_linear(WIDTH), **arrays}, alignment=described))

@@ -305,3 +305,22 @@ def test_a_merge_that_does_not_fit_is_refused() -> None:
         merge_stations(models, [{"tail": np.eye(2)}] * 2, [1, 1], GROUPS, ("tail",), filters=False, regmean=True)
     with pytest.raises(ValueError, match="cannot be averaged"):
         merge_stations([], [], [], GROUPS, LAYERS, filters=True, regmean=True)
+
+
+def test_a_ridge_that_is_stated_draws_to_the_mean() -> None:
+    """A large one gives the mean; between none and that it is the one of the formula, a share of the mean diagonal."""
+    rng = np.random.default_rng(8)
+    models = [{"head.weight": rng.normal(size=(2, 3))} for _ in range(2)]
+    halves = [rng.normal(size=(40, 3)) for _ in range(2)]
+    grams = [{"head": np.pad(x.T @ x, (0, 1))} for x in halves]
+    mean = (models[0]["head.weight"] + models[1]["head.weight"]) / 2
+
+    def merged(ridge: float) -> np.ndarray:
+        found = merge_stations(models, grams, [1, 1], (), ("head",), filters=False, regmean=True, alpha=1.0, ridge=ridge)
+        return found.arrays["head.weight"]
+
+    np.testing.assert_allclose(merged(1e6), mean, atol=1e-5)
+    own = [gram["head"][:3, :3] for gram in grams]
+    r = 0.5 * sum(np.trace(gram) for gram in own) / 3
+    right = sum(model["head.weight"] @ gram for model, gram in zip(models, own, strict=True)) + r * mean
+    np.testing.assert_allclose(merged(0.5), right @ np.linalg.inv(sum(own) + r * np.eye(3)), atol=1e-10)

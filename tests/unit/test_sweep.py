@@ -7,7 +7,8 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,19 +21,20 @@ from support.studies import agreed
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.parts.alignment import application
 from veilsum_deploy.collections import single
-from veilsum_deploy.datasets import packaged_dataset
+from veilsum_deploy.datasets import TableWithSchema, packaged_dataset
 from veilsum_deploy.evaluation import accuracy, exact_head, pool
 from veilsum_deploy.simulation.baselines import alone, pooled
 from veilsum_deploy.simulation.deal import Deal, Setting, deal
 from veilsum_deploy.simulation.evaluate import HELD_OUT, Folder, Results
 from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
-from veilsum_deploy.simulation.scores import Scores, overall, score, spread
+from veilsum_deploy.simulation.scores import Scores, guessed, overall, score, spread
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, SweptKey, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
 from veilsum_node.config import read_toml
 from veilsum_node.errors import ConfigurationError, Misuse, StateError
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema_file import load_schema
+from veilsum_privacy.tasks.base import Records
 
 CONTENT = {"name": "trial", "method": "fedcgs", "dataset": "d", "privacy": {"epsilon": 1.0, "cohort_difference": "allowed"}}
 
@@ -215,6 +217,29 @@ def test_what_could_not_tell_is_counted_and_gains_use_common_seeds() -> None:
     assert line.endswith("| 2 of 4 |")
     assert f"{100 * (pair[0] - pair[1]):+.1f}" in line
     assert "no|such thing" in text
+    assert "| AVG of all runs |" in text
+    assert next(line for line in text.splitlines() if line.startswith("| 0 |")).split("|")[4:7] == ["  "] * 3
+
+
+def test_the_mean_of_all_runs_has_the_guess_where_there_is_no_model() -> None:
+    """Survivors alone would look better; and where no run has a model there is no mean."""
+    sweep = make_sweep("a=0,1", baseline="a=0", beside="none", seeds=3)
+    records = invented(sweep)
+    base, other = sweep.cells()
+    guess = RunRecord("not-estimable", {"x": 0.1, "y": 0.2}, {"auc": 0.5, "accuracy_of_constant_guess": 0.5})
+    records[sweep.run_id("cell", base, 1)] = guess
+    rows = tabulate(sweep, plan_jobs(sweep), records)
+    own = [records[sweep.run_id("cell", base, seed)] for seed in range(3)]
+    assert rows[0].average is not None
+    assert rows[1].gain is not None
+    assert rows[0].average.mean == pytest.approx(np.mean([[run.accuracies["x"], run.accuracies["y"]] for run in own]))
+    assert rows[0].figures["auc"].mean == pytest.approx(np.mean([run.held_out["auc"] for run in own]))
+    assert "mean_predicted" not in rows[0].figures  # a guess has none: no mean over the others
+    assert (rows[0].told, rows[1].gain.runs) == (2, 3)
+    for seed in range(3):
+        records[sweep.run_id("cell", other, seed)] = guess
+    last = tabulate(sweep, plan_jobs(sweep), records)[1]
+    assert (last.average, last.gain, last.figures, last.told) == (None, None, {}, 0)
 
 
 def test_the_csv_holds_the_markdowns_figures() -> None:
@@ -254,12 +279,12 @@ def test_the_row_over_domains_left_out_is_of_each_where_no_site_had_it() -> None
     sweep = make_sweep("leave_out=without,x,y", "a=0,1", beside="none", seeds=4)
     records = invented(sweep)
     lost = sweep.run_id("cell", Cell((("leave_out", "y"), ("a", 1))), 2)
-    records[lost] = RunRecord("not-estimable")
+    records[lost] = RunRecord("not-estimable", {"x": 0.25, "y": 0.125})
     rows = [row for row in tabulate(sweep, plan_jobs(sweep), records) if row.kind == "left-out"]
     assert [row.cell.values for row in rows] == [(("a", 0),), (("a", 1),)]
     for row in rows:
         a = row.cell.value("a")
-        seeds = [seed for seed in range(4) if (a, seed) != (1, 2)]
+        seeds = range(4)
         own = np.array(
             [
                 [records[sweep.run_id("cell", Cell((("leave_out", d), ("a", a))), seed)].accuracies[d] for d in "xy"]
@@ -270,7 +295,7 @@ def test_the_row_over_domains_left_out_is_of_each_where_no_site_had_it() -> None
         assert row.average is not None
         assert row.average.mean == pytest.approx(own.mean())
         assert row.average.error == pytest.approx(own.mean(axis=1).std(ddof=1) / math.sqrt(len(seeds)))
-        assert row.told == len(seeds)
+        assert row.told == (4 if a == 0 else 3)
     lines = table_rows(sweep, rows)
     assert [(line["leave_out"], line["a"], line["runs"]) for line in lines] == [
         ("mean over those left out", "0", "4"), ("mean over those left out", "1", "3 of 4"),
@@ -386,8 +411,58 @@ def test_test_records_go_through_their_own_sites_alignment(digits: Deal) -> None
     assert wrong["digits"] < 0.3 < right
     turned = score(result, Deal(digits.training, digits.tests, {"digits": "b"}), schema, None).accuracies
     assert turned == {"digits": pytest.approx(right)}
-    average = score(result, digits, schema, None).accuracies  # no site is a domain: each site's map in turn
-    assert average["digits"] == pytest.approx((right + 2 * wrong["digits"]) / 3)
+    own = score(result, digits, schema, None).accuracies  # no site is a domain: each site has every third record
+    records = digits.tests["digits"].records
+    thirds = [records.take(np.arange(len(records)) % 3 == place) for place in range(3)]
+    flipped = replace(head, weights=-head.weights)
+    parts = [accuracy(flipped, thirds[0], schema), accuracy(head, thirds[1], schema), accuracy(flipped, thirds[2], schema)]
+    assert own["digits"] == pytest.approx(np.average(parts, weights=[len(part) for part in thirds]))
+    whose = np.ones(len(records), dtype=np.int64)
+    told = Deal(digits.training, digits.tests, {}, sites={"digits": ("a", "b")}, owners={"digits": whose})
+    assert score(result, told, schema, None).accuracies == {"digits": pytest.approx(right)}
+
+
+def test_a_domain_that_no_site_has_is_a_new_sites(digits: Deal) -> None:
+    """Its records are moved far away: the sites' maps, none of which moves any, score them at chance, its own as before."""
+    schema, test = digits.tests["digits"].schema, digits.tests["digits"]
+    head = exact_head(pool([data.records for data in digits.training.values()]), schema)
+    rows = pool([data.records for data in digits.training.values()])
+    known = rows.labels if rows.labels is not None else np.empty(0)
+    means = np.stack([rows.features[known == index].mean(axis=0) for index in range(len(schema.classes))])
+    rest = rows.features - means[known]
+    reference = {
+        "reference.class_means": means,
+        "reference.within": rest.T @ rest / len(rest) + 1e-3 * np.eye(schema.width),
+        "reference.scalars": np.array([50.0, 0.1]),
+    }
+    arrays = {
+        "weights": head.weights,
+        "bias": head.bias,
+        "m": np.stack([np.eye(schema.width)] * 3),
+        "o": np.zeros((3, schema.width)),
+        **reference,
+    }
+    made_by = {"kind": "two-way", "tau": 0.4, "reference": {name: name for name in reference}}
+    alignment = {"kind": "maps", "sites": ["a", "b", "c"], "matrix": "m", "offset": "o", "made_by": made_by}
+    linear = {"kind": "linear", "weights": "weights", "bias": "bias"}
+    said = {**application(schema), "alignment": alignment, "head": linear, "classes": list(head.classes)}
+    result = Result("x", {}, arrays, said)
+    moved = Records(test.records.features + 5.0, test.records.present, test.records.labels)
+    far = cast(TableWithSchema, SimpleNamespace(records=moved, table=test.table))
+    site = score(result, Deal(digits.training, {"digits": far}, {}), schema, None).accuracies["digits"]
+    new = score(result, Deal(digits.training, {"digits": far}, {}, left_out="digits"), schema, None).accuracies["digits"]
+    assert site < 0.5
+    assert new > accuracy(head, test.records, schema) - 0.05
+
+
+def test_a_run_without_a_model_is_no_accuracy_and_counts_as_a_guess(digits: Deal) -> None:
+    schema = digits.tests["digits"].schema
+    assert score(Result("x", {"not_estimable": "noise"}), digits, schema, None) == Scores()
+    labels = digits.tests["digits"].records.labels
+    assert labels is not None
+    found = guessed(digits, schema)
+    assert found.accuracies == {"digits": pytest.approx(np.bincount(labels).max() / len(labels))}
+    assert found.held_out["auc"] == 0.5
 
 
 def test_averages_weigh_domains_as_they_say(digits: Deal) -> None:

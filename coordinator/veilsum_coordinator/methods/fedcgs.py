@@ -108,6 +108,7 @@ class FedCGSParameters(FeatureRules):
             features of two classes 10, 55 and 35.
         shrinkage: of the covariance under noise: ``noised`` weighs variances and covariances by what is known of their noise,
             ``ridge`` adds what the noise can add to a direction. Without noise it is OAS.
+        covariance: of the discriminant: ``within`` the classes, or ``total``, about the mean of all records, as FedCGS has it.
         scored: whether the head scores records ``clipped`` about the centre, as those were that it is made of, or ``whole``.
             By default clipped where there is a centre; studies signed before do not state it, and are scored whole.
         alignment: of the sites' features; its release is then the only one.
@@ -121,6 +122,7 @@ class FedCGSParameters(FeatureRules):
     disclosure: Disclosure = "joint"
     split: Split | None = None
     shrinkage: Literal["noised", "ridge"] = "noised"
+    covariance: Literal["within", "total"] = Field(default="within", exclude_if=lambda kind: kind == "within")
     scored: Literal["clipped", "whole"] | None = Field(default=None, exclude_if=lambda scored: scored is None)
     alignment: AlignmentParameters | None = None
     generation: GenerationParameters | None = None
@@ -150,6 +152,10 @@ class FedCGS(Method[FedCGSParameters]):
             raise ConfigurationError(
                 "fedcgs describes the columns where it centres them: in studies with noise and of joint moments alone.",
                 'Leave `describe` out, and ask the method statistics (kind = "table-one", by the label).',
+            )
+        if parameters.covariance == "total" and parameters.generation is not None:
+            raise ConfigurationError(
+                "The total covariance is that of released records, and generation has none.", "Leave `covariance` out."
             )
         if parameters.scored == "clipped" and not centre:
             raise ConfigurationError(
@@ -298,7 +304,12 @@ def discriminant(
     counts, sums = values["counts"][known], values["sums"][known]
     second = moments.symmetric(values["squares"], values.get("products", np.zeros(0)))
     number = float(counts.sum())
-    within = moments.within_covariance(counts, sums, second, std["sums"])
+    if parameters.covariance == "total":
+        within = moments.within_covariance(
+            counts.sum(keepdims=True), sums.sum(axis=0)[None], second, std["sums"] * len(sums) ** 0.5
+        )
+    else:
+        within = moments.within_covariance(counts, sums, second, std["sums"])
     if std["squares"] > 0 and parameters.shrinkage == "ridge":
         ridge = noise_ridge(std["squares"], len(within), number)
         covariance = shrink_ridge(within, max(ridge, 1e-4 * max(float(np.trace(within)), 0.0) / len(within)))

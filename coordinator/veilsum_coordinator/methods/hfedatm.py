@@ -59,6 +59,9 @@ class MergeParameters(Frozen):
             in the mean of all stations' models (``average``), which all stations then get once more. By default the latter
             where stations begin alike: fused layers read what averaged layers put out, so that is where they must fit.
         alpha: share of a Gram's off-diagonals that is kept.
+        ridge: that RegMean adds, drawing to the mean, as a share of the Grams' mean diagonal; at least what the noise needs.
+        entropy: weight of the entropy in the transport of filters (Sinkhorn), in units of the cost, which is at most 4; 0 for
+            the exact assignment. The plan is rounded to the permutation that it favours.
         every: rounds after which stations are merged and take the merged model; the last round ends in a merge in any case.
             Of no meaning where stations start independently.
     """
@@ -68,6 +71,8 @@ class MergeParameters(Frozen):
     regmean: bool = True
     inputs: Literal["stations", "average"] | None = None
     alpha: Real = Field(default=0.75, ge=0, le=1)
+    ridge: Real = Field(default=0.0, ge=0, le=1e3, exclude_if=lambda ridge: ridge == 0.0)
+    entropy: Real = Field(default=0.0, ge=0, le=1e3, exclude_if=lambda entropy: entropy == 0.0)
     every: int = Field(default=1, ge=1, le=100_000)
 
 
@@ -202,7 +207,9 @@ class HFedATM(Method[HFedATMParameters]):
         shown = [station.rounds.trained for station in stations]
         common = p.merge.inputs == "average"
         if common and p.merge.regmean:
-            averaged = merge_stations(models, None, counts, chosen, (), filters=p.merge.filters, regmean=False)
+            averaged = merge_stations(
+                models, None, counts, chosen, (), filters=p.merge.filters, regmean=False, entropy=p.merge.entropy
+            )
             shown = [{name: averaged.arrays[name] for name in shown[0]}] * len(stations)
         for station, model in zip(stations, shown, strict=True) if p.merge.regmean else ():
             release = federation.sum(GRAMS, to_broadcast(model), members=station.members)
@@ -219,7 +226,9 @@ class HFedATM(Method[HFedATMParameters]):
             filters=p.merge.filters,
             regmean=p.merge.regmean,
             alpha=p.merge.alpha,
+            ridge=p.merge.ridge,
             noise_std=noise,
+            entropy=p.merge.entropy,
             turned=common,
         )
 

@@ -80,6 +80,8 @@ class AlignmentParameters(Frozen):
             it also turns and stretches them about their centre. ``barycenter`` is the Wasserstein barycenter of the sites'
             pooled features (SLOT-Align). Without noise it is ``two-way`` by default; with noise it must be stated.
         mode: ``one-shot`` releases each site's moments per site, noised; ``iterated`` releases sums only.
+        covariance: of the reference ``barycenter`` in one-shot mode: the barycenter's, or the plain ``mean`` of the sites', a
+            control for what the geometry is worth.
         tau: how far covariances (``barycenter``: means as well) move to the reference, in [0, 1]; by default 0.4.
         rounds: of the fit of ``slopes`` and ``two-way``, by default 10; of the barycenter's fixed point, by default 200 in
             one-shot mode and 20 in iterated mode, where each is a round of all sites.
@@ -90,6 +92,7 @@ class AlignmentParameters(Frozen):
 
     reference: Annotated[Kind | None, BeforeValidator(_known)] = None
     mode: Literal["one-shot", "iterated"] = "one-shot"
+    covariance: Literal["barycenter", "mean"] = Field(default="barycenter", exclude_if=lambda kind: kind == "barycenter")
     tau: Real = Field(default=0.4, ge=0, le=1)
     rounds: int | None = Field(default=None, ge=1, le=1000)
     shrinkage: Literal["auto", "oas", "noised", "ridge", "ledoit-wolf"] = "auto"
@@ -134,6 +137,10 @@ def resolve_alignment(parameters: AlignmentParameters, inputs: Inputs, *, classe
         raise ConfigurationError("An alignment under noise must state its reference.", STATE)
     reference = parameters.reference or "two-way"
     by_class = reference != "barycenter"
+    if parameters.covariance == "mean" and (by_class or parameters.mode != "one-shot"):
+        raise ConfigurationError(
+            'alignment.covariance = "mean" is a control beside the barycenter, in one-shot mode.', "Leave it out."
+        )
     if by_class:
         need_label(inputs, f'alignment with reference = "{reference}"', ', or state reference = "barycenter"')
     _check_shrinkage(parameters, inputs, classes or by_class)
@@ -248,14 +255,22 @@ def _one_shot(
     summary |= {**found.convergence, "sites": found.rows + absent}
     matrix, offset = maps_arrays(participants, release.cohort, found.maps)
     arrays = {ALIGNMENT_MATRIX: matrix, ALIGNMENT_OFFSET: offset}
-    application = {"kind": "maps", "sites": list(participants), "matrix": ALIGNMENT_MATRIX, "offset": ALIGNMENT_OFFSET}
+    application = {
+        "kind": "maps",
+        "sites": list(participants),
+        "matrix": ALIGNMENT_MATRIX,
+        "offset": ALIGNMENT_OFFSET,
+        "made_by": {"kind": _kind(parameters), "tau": parameters.tau, "reference": {name: name for name in found.arrays}},
+    }
     return Aligned(arrays, release, found.maps, found.arrays, application, {**arrays, **found.arrays}, summary)
 
 
 def _reference(release: Release, parameters: AlignmentParameters) -> SiteReference | None:
     rounds, tau, kind = parameters.rounds or 1, parameters.tau, _kind(parameters)
     if kind == "barycenter":
-        return barycenter_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds)
+        return barycenter_reference(
+            release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds, plain=parameters.covariance == "mean"
+        )
     if parameters.shrinkage == "ledoit-wolf":  # resolved parameters do not say so
         raise ConfigurationError("Ledoit-Wolf shrinkage takes moments that are pooled over the classes.")
     return two_way_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds, kind=kind)

@@ -79,20 +79,28 @@ def site_blocks(release: Release) -> list[dict[str, Floats]]:
     return [{name: values[row] for name, values in release.values.items()} for row in range(len(release.cohort))]
 
 
-def barycenter_reference(release: Release, *, tau: float, shrinkage: Shrinkage, rounds: int) -> SiteReference | None:
-    """The Wasserstein barycenter of the sites' Gaussians, weighted by their counts; None where every count is within noise."""
+def barycenter_reference(
+    release: Release, *, tau: float, shrinkage: Shrinkage, rounds: int, plain: bool = False
+) -> SiteReference | None:
+    """The Wasserstein barycenter of the sites' Gaussians, weighted by their counts; None where every count is within noise.
+
+    ``plain`` takes the mean of their covariances in its place.
+    """
     found = [_gaussian(blocks, release.noise_std, shrinkage) for blocks in site_blocks(release)]
     known = [item for item in found if item is not None]
     if not known:
         return None
-    fitted = barycenter(
-        np.array([gaussian.mean for _, gaussian in known]),
-        np.array([gaussian.covariance for _, gaussian in known]),
-        np.array([number for number, _ in known]),
-        tolerance=TOLERANCE,
-        max_iterations=rounds,
-    )
-    target, maps, rows = fitted.gaussian, [], []
+    means = np.array([gaussian.mean for _, gaussian in known])
+    covariances = np.array([gaussian.covariance for _, gaussian in known])
+    numbers = np.array([number for number, _ in known])
+    if plain:
+        target = Gaussian(*(np.average(each, axis=0, weights=numbers) for each in (means, covariances)))
+        convergence: dict[str, Any] = {"converged": True}
+    else:
+        fitted = barycenter(means, covariances, numbers, tolerance=TOLERANCE, max_iterations=rounds)
+        target = fitted.gaussian
+        convergence = {"iterations": fitted.iterations, "residual": fitted.residual, "converged": fitted.converged}
+    maps, rows = [], []
     for name, item in zip(release.cohort, found, strict=True):
         if item is None:
             maps.append(AffineMap.identity(target.dimension))
@@ -103,7 +111,6 @@ def barycenter_reference(release: Release, *, tau: float, shrinkage: Shrinkage, 
         shift = float(np.linalg.norm(source.mean - target.mean))
         before, after = wasserstein2(source, target), wasserstein2(push(maps[-1], source), target)
         rows.append(_row(name, number, shift, before, after))
-    convergence = {"iterations": fitted.iterations, "residual": fitted.residual, "converged": fitted.converged}
     return SiteReference(reference_arrays(target), tuple(maps), convergence, rows)
 
 

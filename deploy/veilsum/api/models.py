@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,20 @@ class _Applied:
 
         about, site = self.about, self.site
         return write_onnx(self.released, Path(path), about, site=site, from_features=from_features, replace=replace)
+
+    def at_new_site(self, X: Any) -> Self:  # noqa: N803
+        """This model at a site that took no part in its study: aligned by the site's own records, whose classes are not read.
+
+        ``X`` are the records to predict, or others of the same site. Nothing is released by it. A model without an alignment
+        stays as it is.
+
+        Raises:
+            Misuse: an earlier version of veilsum made the result, which lacks what its maps were made by.
+            DataError: no record has features.
+        """
+        own = copy(self)
+        own.released, own.site = self.released.at_new_site(self._records(X)), None
+        return own
 
     def _records(self, X: Any) -> Records:  # noqa: N803
         schema = self.released.schema.model_copy(update={"label": None})

@@ -85,11 +85,11 @@ def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> Scores:
     """
     heads = {site: _head(encode(dataset.records), schema) for site, dataset in deal.training.items()}
     accuracies, figures = {}, []
-    for domain, dataset in deal.tests.items():
-        records = encode(labelled(dataset.records))
-        own = [heads[site] for site in deal.sites_of(domain)]
-        accuracies[domain] = statistics.fmean(head_accuracy(head, records, schema) for head in own)
-        figures.append(mean_figures([head_figures(head, records, schema) for head in own]))
+    for domain in deal.tests:
+        tests = [(heads[site], deal.own(domain, site)) for site in deal.sites_of(domain)]
+        own = [(head, encode(labelled(test.records))) for head, test in tests if test is not None]
+        accuracies[domain] = statistics.fmean(head_accuracy(head, records, schema) for head, records in own)
+        figures.append(mean_figures([head_figures(head, records, schema) for head, records in own]))
     return scored(deal, accuracies, mean_figures(figures))
 
 
@@ -158,10 +158,14 @@ def _by_site(
 ) -> Beside:
     """Each site's model on the test records of its domain, or on all where it has none, averaged over sites."""
     shares, figures = {}, []
-    for domain, dataset in dealt.tests.items():
-        own = [name for name in dealt.sites_of(domain) if name in by_site]
-        parts = [replace(dealt, tests={domain: dataset}, home={domain: name}) for name in own]
-        told = [score(by_site[name], part, draft.schema, kept, draft.program) for name, part in zip(own, parts, strict=True)]
+    for domain in dealt.tests:
+        tests = {name: dealt.own(domain, name) for name in dealt.sites_of(domain) if name in by_site}
+        parts = {
+            name: replace(dealt, tests={domain: test}, home={domain: name}, owners={})
+            for name, test in tests.items()
+            if test is not None
+        }
+        told = [score(by_site[name], part, draft.schema, kept, draft.program) for name, part in parts.items()]
         if told and all(one.accuracies for one in told):
             shares[domain] = statistics.fmean(one.accuracies[domain] for one in told)
         figures.append(mean_figures([one.held_out for one in told]))

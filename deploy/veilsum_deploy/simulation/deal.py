@@ -62,9 +62,11 @@ class Deal:
     Attributes:
         training: what each site holds, by its name.
         tests: records to test on, by domain; without those that have none.
-        home: by domain, the site whose alignment its test records go through; empty unless sites are domains.
+        home: by domain, the site whose records it has; empty unless sites are domains.
         forced: sites that got one record because the skew left them none.
         sites: by domain, its sites, where it has several.
+        owners: by domain, the place among its sites of each test record's own, where the source tells.
+        left_out: the domain that no site has.
     """
 
     training: dict[str, TableWithSchema]
@@ -72,9 +74,31 @@ class Deal:
     home: dict[str, str]
     forced: tuple[str, ...] = ()
     sites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    owners: Mapping[str, Rows] = field(default_factory=dict)
+    left_out: str | None = None
+
+    def parts(self, domain: str) -> list[tuple[str | None, Rows]]:
+        """A domain's test records by whose they are: every record is one site's; of a domain left out one new site's, None.
+
+        Where the source does not tell, a domain's sites, or all where it has none, have its records in turn.
+        """
+        number = self.tests[domain].table.num_rows
+        new = domain == self.left_out
+        sites: list[str | None] = [None] if new else list(self.sites_of(domain))
+        owners = self.owners.get(domain, np.arange(number) % len(sites))
+        found = [(None if new else sites[place], np.flatnonzero(owners == place)) for place in np.unique(owners)]
+        return [(site, rows.astype(np.int64)) for site, rows in found]
+
+    def own(self, domain: str, site: str) -> TableWithSchema | None:
+        """What a site's own model is tested on: its own, if the source tells whose they are, or all of the domain."""
+        dataset = self.tests[domain]
+        if domain not in self.owners or domain == self.left_out:
+            return dataset
+        rows = dict(self.parts(domain)).get(site)
+        return None if rows is None else dataset.take(rows)
 
     def sites_of(self, domain: str) -> list[str]:
-        """The sites whose alignments a domain's test records go through: its own, or all where it has none."""
+        """The sites that have records of a domain, or all where none has."""
         if domain in self.home:
             return [self.home[domain]]
         return list(self.sites.get(domain, self.training))
@@ -154,7 +178,7 @@ def deal(collection: Collection, setting: Setting, seed: int, names: Sequence[st
     Raises:
         Misuse: the partition does not suit the records.
     """
-    rows, tests = _test_split(collection, setting, seed)
+    rows, tests, owners = _test_split(collection, setting, seed)
     training = trained_domains(collection, setting)
     if setting.by_domain:
         by_domain = sites_by_domain(collection, setting)
@@ -168,31 +192,45 @@ def deal(collection: Collection, setting: Setting, seed: int, names: Sequence[st
         home = {domain: own[0] for domain, own in by_domain.items() if len(own) == 1}
         several = {domain: own for domain, own in by_domain.items() if len(own) > 1}
         held = dict(zip(names, kept, strict=True))
-        return Deal(held, tests, home, tuple(names[index] for index in forced), several)
+        return Deal(held, tests, home, tuple(names[index] for index in forced), several, owners, setting.leave_out)
     parts = [_taken(domain.train, rows[domain.name]) for domain in training]
     whole = parts[0] if len(parts) == 1 else concatenate(parts)
     whole = _limited(whole, None if setting.limit is None else setting.limit * len(names), (seed, 0))
     dealt = partition(whole.classes, len(names), setting.partition, seed)
     shares = [_limited(whole.take(rows), setting.cap, (seed, _AFTER + index)) for index, rows in enumerate(dealt)]
-    return Deal(dict(zip(names, shares, strict=True)), tests, {})
+    return Deal(dict(zip(names, shares, strict=True)), tests, {}, left_out=setting.leave_out)
 
 
-def _test_split(collection: Collection, setting: Setting, seed: int) -> tuple[dict[str, Rows], dict[str, TableWithSchema]]:
-    """For each domain, the rows that are trained on, and the records to test on, which never are."""
-    rows, tests = {}, {}
+def _test_split(
+    collection: Collection, setting: Setting, seed: int
+) -> tuple[dict[str, Rows], dict[str, TableWithSchema], dict[str, Rows]]:
+    """For each domain the rows that are trained on, the records to test on, which never are, and whose these are if told."""
+    rows, tests, owners = {}, {}, dict[str, Rows]()
     for domain in collection.domains:
         kept = np.arange(domain.train.table.num_rows)
         if domain.test is not None:
             tests[domain.name] = domain.test
         elif domain.name == setting.leave_out:
             tests[domain.name] = domain.train
+            owners |= _owners(domain, kept)
         else:
             share = TEST_SHARE if setting.holdout is None else setting.holdout
             kept, held = hold_out(domain.train.classes, share, seed if setting.split is None else setting.split)
             if len(held):
                 tests[domain.name] = domain.train.take(held)
+                owners |= _owners(domain, held)
         rows[domain.name] = kept
-    return rows, tests
+    return rows, tests, owners
+
+
+def _owners(domain: Domain, rows: Rows) -> dict[str, Rows]:
+    """By the domain's name, the place of the site that has each of its rows; nothing where the source does not tell."""
+    if len(domain.sites) < 2:
+        return {}
+    places = np.zeros(domain.train.table.num_rows, dtype=np.int64)
+    for place, own in enumerate(domain.sites.values()):
+        places[own] = place
+    return {domain.name: places[rows]}
 
 
 def _parts(domain: Domain, rows: Rows, number: int, seed: int) -> list[TableWithSchema]:

@@ -20,7 +20,7 @@ from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.engines import Engine, Shared
 from veilsum_deploy.simulation.plain import run_plain
-from veilsum_deploy.simulation.scores import ACCURACY, Scores, complete, score
+from veilsum_deploy.simulation.scores import ACCURACY, Scores, complete, guessed, score
 from veilsum_deploy.simulation.study import SimulationDraft, draft_of, with_stations
 from veilsum_deploy.simulation.sweep import Cell, Sweep
 from veilsum_node.errors import VeilsumError
@@ -49,8 +49,9 @@ class RunRecord:
     Attributes:
         status: ``ok``; ``not-estimable`` where noise left no classifier; ``refused`` with the reason in ``note``; ``failed``
             where veilsum itself is at fault.
-        accuracies: share of test records classified rightly, by domain; empty unless ok, and where outcomes are predicted.
-        held_out: figures by their names in :data:`.scores.NAMES`, but for accuracy; empty unless ok.
+        accuracies: share of test records classified rightly, by domain; where it is not estimable that of the constant guess;
+            empty otherwise, and where outcomes are predicted.
+        held_out: figures by their names in :data:`.scores.NAMES`, but for accuracy; as accuracies.
         epsilon: what the study costs each site; None without noise and for other kinds.
         seconds: that the study took, without dealing and testing.
         records: training records of all sites.
@@ -138,7 +139,8 @@ class Worker:
         study, result, kept = run_plain(draft, dealt, lambda: int(time.time()))
         seconds, epsilon = time.perf_counter() - started, study.privacy.epsilon
         if "not_estimable" in result.summary:
-            return told("not-estimable", epsilon, str(result.summary["not_estimable"]))
+            guess = guessed(dealt, draft.schema) if draft.schema.classes else Scores()
+            return told("not-estimable", epsilon, str(result.summary["not_estimable"]), scores=guess)
         found = score(result, dealt, draft.schema, kept, draft.program)
         values = [*found.accuracies.values(), *found.held_out.values()]
         if not values or not all(map(math.isfinite, values)):

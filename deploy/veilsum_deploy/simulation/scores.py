@@ -1,8 +1,8 @@
 """How good a result is on the test records: accuracy by domain, and figures of all records together.
 
-Test records of a domain go through the alignment of the domain's own site; where it has several, or none, through that of each
-of these, or of all, in turn, and the figures are averaged. Nothing here is part of a study. Figures are exact; those of a
-federated evaluation have noise and intervals.
+Every test record is one site's, and goes through that site's alignment alone. Those of a domain that no site has are a new
+site's, which is aligned by their features (:meth:`veilsum_participant.applying.model.Model.at_new_site`). Nothing here is part
+of a study. Figures are exact; those of a federated evaluation have noise and intervals.
 """
 
 import math
@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Bools, Floats
+from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_aggregation.heads import LinearHead
 from veilsum_deploy.datasets import TableWithSchema
 from veilsum_deploy.simulation.deal import Deal
@@ -60,7 +59,7 @@ class Scores:
 
     Attributes:
         accuracies: share of each domain's labelled test records that is classified rightly; empty where nothing is classified
-            or tested, and 0 where noise left no classifier.
+            or tested.
         held_out: figures of all test records by their names in :data:`NAMES`; of sites alone means over domains.
         accuracy: the domains' accuracies, weighted by their numbers of records; None without accuracies.
     """
@@ -95,9 +94,7 @@ def score(
     Returns:
         Nothing where the result predicts nothing, or what it needs is out of reach.
     """
-    if "not_estimable" in result.summary:
-        return scored(deal, dict.fromkeys(deal.tests, 0.0), {})
-    if not deal.tests or not result.application:
+    if "not_estimable" in result.summary or not deal.tests or not result.application:
         return Scores()
     alignment: Mapping[str, Any] | None = result.application.get("alignment")
     # The task whose kept statistic a site's own alignment is made of.
@@ -109,29 +106,34 @@ def score(
         return Scores()
     if model.recipe.outcome is not None:
         return Scores(held_out=_outcome_figures(model, model.recipe.outcome, deal, schema))
-    tests = {domain: labelled(dataset.records) for domain, dataset in deal.tests.items()}
 
-    def of_sites(domain: str) -> list[Floats]:
-        """Scores of a domain's records by each alignment that they go through."""
-        if alignment is None:
-            return [model.scores(tests[domain])]
-        blocks = {site: None if kept is None or source is None else kept(site, source) for site in deal.sites_of(domain)}
-        return [model.scores(tests[domain], site=site, kept=own) for site, own in blocks.items()]
+    def of_records(records: Records, site: str | None) -> Floats:
+        if alignment is not None and site is None:
+            return model.at_new_site(records).scores(records)
+        own = None if kept is None or source is None or site is None else kept(site, source)
+        return model.scores(records, site=site, kept=own)
 
-    scores = {domain: of_sites(domain) for domain in tests}
-    truth = {domain: records.labels for domain, records in tests.items() if records.labels is not None}
+    scores, truth = dict[str, Floats](), dict[str, Integers]()
+    for domain, dataset in deal.tests.items():
+        records, found = dataset.records, np.empty((len(dataset.records), len(model.classes)))
+        for site, rows in deal.parts(domain):
+            found[rows] = of_records(records.take(rows), site)
+        known = labelled_rows(records)
+        scores[domain], truth[domain] = found[known], _labels(records)[known]
     # The last entry is what -1, no class, becomes.
     classes = np.array([*(schema.classes.index(name) for name in model.classes), -1])
-    accuracies = {
-        domain: statistics.fmean(float(np.mean(classes[best_class(one)] == truth[domain])) for one in each)
-        for domain, each in scores.items()
-    }
-    together = np.concatenate(list(truth.values()))
-    turns = [
-        headline(np.concatenate([each[turn % len(each)] for each in scores.values()]), together, schema.classes, model.classes)
-        for turn in range(max(map(len, scores.values())))
-    ]
-    return scored(deal, accuracies, mean_figures(turns))
+    accuracies = {domain: float(np.mean(classes[best_class(own)] == truth[domain])) for domain, own in scores.items()}
+    together = np.concatenate(list(scores.values())), np.concatenate(list(truth.values()))
+    return scored(deal, accuracies, headline(*together, schema.classes, model.classes))
+
+
+def guessed(deal: Deal, schema: DatasetSchema) -> Scores:
+    """What is reached without a model: one class for every record, the most frequent of all test records; areas are a half."""
+    truth = {domain: _labels(dataset.records)[labelled_rows(dataset.records)] for domain, dataset in deal.tests.items()}
+    counts = np.bincount(np.concatenate(list(truth.values())), minlength=len(schema.classes))
+    most, share = int(counts.argmax()), float(counts.max() / counts.sum())
+    accuracies = {domain: float(np.mean(own == most)) for domain, own in truth.items()}
+    return scored(deal, accuracies, {"auc": 0.5, ACCURACY: share, "accuracy_of_constant_guess": share})
 
 
 def _outcome_figures(model: Model, form: OutcomeForm, deal: Deal, schema: DatasetSchema) -> dict[str, float]:
@@ -183,12 +185,24 @@ def labelled(records: Records) -> Records:
     Raises:
         DataError: there is none.
     """
-    known: NDArray[np.bool_] = np.zeros(len(records), dtype=np.bool_) if records.labels is None else records.labels >= 0
-    if records.labels is None or not known.any():
+    known = labelled_rows(records)
+    return records if known.all() else records.take(known)
+
+
+def labelled_rows(records: Records) -> Bools:
+    """Which records (n,) have a label.
+
+    Raises:
+        DataError: none has.
+    """
+    known: Bools = _labels(records) >= 0
+    if not known.any():
         raise DataError("No test record has a label.", "Hold out more records.")
-    if known.all():
-        return records
-    return Records(records.features[known], records.present[known], records.labels[known])
+    return known
+
+
+def _labels(records: Records) -> Integers:
+    return np.full(len(records), -1, dtype=np.int64) if records.labels is None else records.labels
 
 
 def complete(dataset: TableWithSchema) -> bool:

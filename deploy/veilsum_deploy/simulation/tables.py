@@ -1,8 +1,9 @@
 """What the runs of a sweep come to: means, standard errors and paired gains of every cell, as CSV and Markdown.
 
-Shares are from 0 to 1 in CSV and JSON, and points (hundredths) in Markdown. A mean is over the seeds whose run could tell; its
-standard error is the standard deviation (n - 1) over the root of their number. A gain is paired: seed by seed, over the seeds
-that both cells have.
+Shares are from 0 to 1 in CSV and JSON, and points (hundredths) in Markdown. A mean is over all runs that came to an end; one
+that is not estimable counts as the constant guess of a class, which is what is left without a model: a mean over the others
+would hide it. Where that is no figure, and where no run is estimable, there is no mean. Its standard error is the standard
+deviation (n - 1) over the root of their number. A gain is paired: seed by seed, over the seeds that both cells have.
 """
 
 import io
@@ -11,7 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
@@ -23,6 +24,9 @@ LEAVE_OUT = "leave_out"
 OVER_LEFT_OUT = "left-out"
 WORDS = {**BASELINES, OVER_LEFT_OUT: "mean over those left out"}
 """Every row but a cell's in words."""
+
+ALL = "AVG of all runs"
+"""Heading of the AVG where some run is not estimable."""
 
 GUESS = "accuracy_of_constant_guess"
 HEADS = {
@@ -52,7 +56,8 @@ class SweepRow:
         cell: the combination; of a baseline only what it depends on.
         figures: of all test records, by their names in :data:`.scores.NAMES`.
         domains: accuracy by domain.
-        average, spread: AVG and STD over domains (n in the denominator), means over runs; None where no run could tell.
+        average, spread: AVG and STD over domains (n in the denominator), means over all runs; None where no run could tell, or
+            one is neither estimable nor a guess.
         gain, spread_gain: paired differences of AVG and STD to the baseline; None without one, or without a common seed. Where
             no classes are predicted, ``gain`` is of the figure that leads.
         epsilon: mean over runs; None without noise.
@@ -87,6 +92,8 @@ class SweepRow:
         """Whether classes were predicted."""
         return self.average is not None
 
+
+V = TypeVar("V")
 
 Runs = Mapping[int, RunRecord]
 """What came of one line of the plan, by seed."""
@@ -126,13 +133,13 @@ def _left_out(sweep: Sweep, cells: Sequence[Cell], runs: Sequence[Runs]) -> Swee
     shares = [
         {domain: own[seed].accuracies[domain] for domain, own in by_domain.items()}
         for seed in seeds
-        if all(own[seed].status == "ok" and domain in own[seed].accuracies for domain, own in by_domain.items())
+        if all(own[seed] in counted(own) and domain in own[seed].accuracies for domain, own in by_domain.items())
     ]
-    lost = len(seeds) - len(shares)
+    lost = sum(any(own[seed].status != "ok" for own in runs) for seed in seeds)
     return SweepRow(
         kind=OVER_LEFT_OUT,
         cell=Cell(tuple((key, value) for key, value in cells[0].values if key != LEAVE_OUT)),
-        **_accuracies(shares),
+        **_accuracies(shares if len(shares) == len(seeds) else []),
         **_costs([record for own in runs for record in own.values()]),
         planned=len(sweep.seeds),
         done=len(seeds),
@@ -141,14 +148,14 @@ def _left_out(sweep: Sweep, cells: Sequence[Cell], runs: Sequence[Runs]) -> Swee
 
 
 def _row(sweep: Sweep, kind: str, cell: Cell, runs: Runs, baseline: Runs | None) -> SweepRow:
-    told = [record for record in runs.values() if record.status == "ok"]
+    told = counted(runs)
     gain, spread_gain = (None, None) if baseline is None else _gains(runs, baseline)
-    held = {name: estimate([record.held_out[name] for record in told if name in record.held_out]) for name in NAMES}
+    held = {name: estimate(_of_all([record.held_out.get(name) for record in told])) for name in NAMES}
     statuses = Counter[Status](record.status for record in runs.values() if record.status != "ok")
     return SweepRow(
         kind=kind,
         cell=cell,
-        **_accuracies([record.accuracies for record in told if record.accuracies]),
+        **_accuracies(_of_all([record.accuracies or None for record in told])),
         gain=gain,
         spread_gain=spread_gain,
         **_costs(runs.values()),
@@ -158,6 +165,18 @@ def _row(sweep: Sweep, kind: str, cell: Cell, runs: Runs, baseline: Runs | None)
         notes=tuple(dict.fromkeys(record.note for record in runs.values() if record.note)),
         figures={name: found for name, found in held.items() if found is not None},
     )
+
+
+def counted(runs: Runs) -> list[RunRecord]:
+    """The runs that means are over: estimable ones, and the others beside them; none where no run is estimable."""
+    ended = [record for record in runs.values() if record.status in ("ok", "not-estimable")]
+    return ended if any(record.status == "ok" for record in ended) else []
+
+
+def _of_all(values: Sequence[V | None]) -> list[V]:
+    """The values, unless one is missing: then none."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []
 
 
 def _accuracies(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -181,8 +200,9 @@ def _costs(runs: Collection[RunRecord]) -> dict[str, Any]:
 
 def _gains(runs: Runs, baseline: Runs) -> tuple[MeanOfRuns | None, MeanOfRuns | None]:
     """Paired differences of AVG and STD; without classes of the figure that leads, and none of STD."""
+    mine_counted, theirs_counted = counted(runs), counted(baseline)
     pairs = [(runs[seed], baseline[seed]) for seed in runs if seed in baseline]
-    pairs = [(mine, theirs) for mine, theirs in pairs if mine.status == theirs.status == "ok"]
+    pairs = [(mine, theirs) for mine, theirs in pairs if mine in mine_counted and theirs in theirs_counted]
     of_classes = [
         (spread(mine.accuracies), spread(theirs.accuracies)) for mine, theirs in pairs if mine.accuracies and theirs.accuracies
     ]
@@ -253,6 +273,11 @@ def to_markdown(sweep: Sweep, title: str, about: Sequence[str], rows: Sequence[S
         lines += [_line(heads), _line(["---"] * texts + ["---:"] * (len(heads) - texts))]
         lines += [_line(str(value) for value in row.values()) for row in found]
     lines += ["", *legend(sweep)]
+    if any("not-estimable" in row.statuses for row in rows):
+        lines += [
+            f'"{ALL}" has the runs that are not estimable in it, each as the constant guess, whose area is a half; so do the',
+            "other means. Runs are those that are estimable. There is no mean where none is.",
+        ]
     found_problems = problems(rows)
     if found_problems:
         lines += ["", "Notes on some of the runs:", "", *(f"- {text}" for text in found_problems)]
@@ -263,6 +288,7 @@ def table_rows(sweep: Sweep, rows: Sequence[SweepRow]) -> list[dict[str, str]]:
     """The table as texts, in points, one column for each varied key, each domain and each figure."""
     domains, known = _domains(rows), _known(rows)
     several, gains = len(domains) > 1, sweep.baseline is not None
+    lost = any("not-estimable" in row.statuses for row in rows)
     costs = EPSILON not in sweep.headings and any(row.epsilon is not None for row in rows)
     labels = [_labels(sweep, row) for row in rows]
     heads, blank = list(dict.fromkeys(head for line in labels for head in line)) or ["records"], "" if sweep.axes else "study"
@@ -271,7 +297,7 @@ def table_rows(sweep: Sweep, rows: Sequence[SweepRow]) -> list[dict[str, str]]:
         figures = [  # whether the table has it, its heading, its text
             *((True, HEADS[name], _figure(row, name)) for name in known if name != GUESS),
             *((several, name, _points(row.domains.get(name))) for name in domains),
-            (bool(domains), "AVG", _with_error(row.average)),
+            (bool(domains), ALL if lost else "AVG", _with_error(row.average)),
             (several, "STD", _points(None if row.spread is None else row.spread.mean)),
             (GUESS in known, HEADS[GUESS], _figure(row, GUESS)),
             (gains, "gain", _with_error(row.gain, signed=True)),

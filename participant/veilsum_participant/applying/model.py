@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation import moment_alignment
-from veilsum_aggregation.alignment import local_map
+from veilsum_aggregation.alignment import Kind, local_map, unlabelled_map
 from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import DataError, HostileInput, Misuse, raising
 from veilsum_participant.applying.heads import head_scores
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, ProjectionArrays, Recipe, aligned_columns, parse_recipe
 from veilsum_privacy.results.result import Result, load_result
@@ -41,6 +41,8 @@ Move = Callable[[Floats, Bools], Floats]
 
 Encode = Callable[[Floats], Floats]
 
+_UNFIT = HostileInput("The result's reference does not fit its features.", "Fetch the result again.")
+
 
 @dataclass(frozen=True)
 class Model:
@@ -53,6 +55,7 @@ class Model:
         recipe: the steps from columns to scores.
         arrays: float64 arrays that the steps name.
         program: the frozen program, for a result that needs one.
+        aligned: the alignment of a site that took no part (:meth:`at_new_site`), which is then applied whatever site is named.
     """
 
     method: str
@@ -61,6 +64,7 @@ class Model:
     recipe: Recipe
     arrays: Mapping[str, Floats]
     program: Encode | None = None
+    aligned: Move | None = None
 
     @staticmethod
     def from_result(result: Result, encoder: Path | Encode | None = None) -> Model:
@@ -190,6 +194,41 @@ class Model:
             raise Misuse("This model tells classes apart.", "Ask for its classes or scores.")
         return outcome.estimates(self.scores(records))
 
+    def at_new_site(self, records: Records) -> Model:
+        """The model at a site that took no part: aligned by what the site's own records are like, whose classes are not read.
+
+        What the map is made of is computed here, in the clear, and goes nowhere. A model without an alignment is returned as
+        it is.
+
+        Args:
+            records: of the site, under the model's schema: those to be predicted, or others of the same kind.
+
+        Raises:
+            Misuse: the result does not hold what its maps were made by: another version of veilsum made it.
+            DataError: no record has features.
+            HostileInput: the result's reference does not fit its features.
+        """
+        alignment = self.recipe.alignment
+        if alignment is None:
+            return self
+        made = alignment.made_by if isinstance(alignment, Maps) else alignment
+        if made is None:
+            raise Misuse("This result says nothing that a new site could be aligned by.", "Run its study again.")
+        x = replace(self, recipe=replace(self.recipe, alignment=None)).features(records)
+        known = _all(np.isfinite(x))
+        if not known.any():
+            raise DataError("No record has features to align the site by.", "Give records with all columns.")
+        reference = {name: self.arrays[array] for name, array in made.reference.items()}
+        if not reference:
+            return replace(self, aligned=_stay)
+        with raising(_UNFIT, on=(KeyError, ValueError, ArithmeticError)):
+            if isinstance(made, OwnAlignment) and made.kind == "moments":
+                encoded = None if self.recipe.encoder is None else self.width
+                kept, noise = _power_sums(made, self.schema, encoded, x[known])
+                return replace(self, aligned=_by_moments(made, reference, self.schema, encoded, kept, noise))
+            own = unlabelled_map(cast(Kind, made.kind), x[known], reference, tau=made.tau)
+        return replace(self, aligned=affine_move(own.matrix, own.offset))
+
     def with_schema(self, schema: DatasetSchema) -> Model:
         """The model reading files as another schema says: names of columns, bounds and categories must be the same.
 
@@ -206,8 +245,8 @@ class Model:
         self, site: str | None, kept: Mapping[str, Floats] | None, noise_std: Mapping[str, float] | None
     ) -> Move | None:
         alignment = self.recipe.alignment
-        if alignment is None:
-            return None
+        if alignment is None or self.aligned is not None:
+            return self.aligned
         if isinstance(alignment, Maps):
             if site is None:
                 raise Misuse("This result aligns the features of each site.", f"Name one: {', '.join(alignment.sites[:20])}.")
@@ -250,6 +289,25 @@ def probabilities(scores: Floats) -> Floats:
 
 def _all(mask: Bools) -> Bools:
     return cast(Bools, np.logical_and.reduce(mask, axis=1))
+
+
+def _stay(x: Floats, present: Bools) -> Floats:
+    return x
+
+
+def _power_sums(
+    alignment: OwnAlignment, schema: DatasetSchema, encoded: int | None, x: Floats
+) -> tuple[dict[str, Floats], dict[str, float]]:
+    """The blocks of the task "power-moments" over features (n, m), in the clear, and that they have no noise."""
+    use = alignment.moments
+    if use is None:
+        raise ValueError("the result does not state its moments")
+    u = np.clip(x[:, aligned_columns(schema, encoded, use)] / use.bound, -1.0, 1.0)
+    powers = {f"t{k}": np.cos(k * np.arccos(u)) for k in range(1, use.order + 1)}
+    if use.channels is not None:
+        powers = {name: t.reshape(len(t), use.channels, -1).mean(axis=2) for name, t in powers.items()}
+    blocks = {"count": np.array([float(len(x))]), **{name: t.sum(axis=0) for name, t in powers.items()}}
+    return blocks, dict.fromkeys(blocks, 0.0)
 
 
 def affine_move(matrix: Floats, offset: Floats) -> Move:

@@ -38,13 +38,25 @@ class ProjectionArrays(Frozen):
     offset: Array
 
 
+class MadeBy(Frozen):
+    """What maps were made by: kind of reference, share of the way, reference; no array of it where nothing is aligned."""
+
+    kind: Literal["barycenter", "two-way", "slopes"]
+    tau: Real = Field(ge=0, le=1)
+    reference: dict[Array, Array]
+
+
 class Maps(Frozen):
-    """One affine map a site: ``matrix`` (sites, m, m) and ``offset`` (sites, m), in the order of ``sites``."""
+    """One affine map a site: ``matrix`` (sites, m, m) and ``offset`` (sites, m), in the order of ``sites``.
+
+    ``made_by`` gives a site that took no part its map; results of earlier versions do not have it.
+    """
 
     kind: Literal["maps"]
     sites: tuple[Name, ...] = Field(min_length=1)
     matrix: Array
     offset: Array
+    made_by: MadeBy | None = None
 
 
 class OwnAlignment(Frozen):
@@ -266,14 +278,9 @@ def _check_alignment(parsed: _Application, width: int, schema: DatasetSchema, ar
             raise HostileInput("The result's alignment names a site twice.", _AGAIN)
         arrays.take(alignment.matrix, len(alignment.sites), width, width)
         arrays.take(alignment.offset, len(alignment.sites), width)
+        _take_reference({} if alignment.made_by is None else alignment.made_by.reference, _shapes(width), arrays)
     elif alignment is not None:
-        shapes: dict[str, tuple[int | None, ...]] = {
-            "reference.mean": (width,),
-            "reference.covariance": (width, width),
-            "reference.class_means": (None, width),
-            "reference.within": (width, width),
-            "reference.scalars": (None,),
-        }
+        shapes = _shapes(width)
         if (alignment.kind == "moments") != (alignment.moments is not None):
             raise HostileInput("The result's alignment states moments exactly if it is by moments.", _AGAIN)
         if alignment.moments is not None:
@@ -281,10 +288,24 @@ def _check_alignment(parsed: _Application, width: int, schema: DatasetSchema, ar
             shapes = dict.fromkeys(MOMENT_REFERENCE, (alignment.moments.channels or len(columns),))
             if set(alignment.reference) != set(shapes):
                 raise HostileInput("The result's alignment lacks the reference that moments need.", _AGAIN)
-        for name, array in alignment.reference.items():
-            if name not in shapes:
-                raise HostileInput(f"The result's alignment has an unknown reference {name!r}.", _AGAIN)
-            arrays.take(array, *shapes[name])
+        _take_reference(alignment.reference, shapes, arrays)
+
+
+def _shapes(width: int) -> dict[str, tuple[int | None, ...]]:
+    return {
+        "reference.mean": (width,),
+        "reference.covariance": (width, width),
+        "reference.class_means": (None, width),
+        "reference.within": (width, width),
+        "reference.scalars": (None,),
+    }
+
+
+def _take_reference(named: Mapping[str, str], shapes: Mapping[str, tuple[int | None, ...]], arrays: _Arrays) -> None:
+    for name, array in named.items():
+        if name not in shapes:
+            raise HostileInput(f"The result's alignment has an unknown reference {name!r}.", _AGAIN)
+        arrays.take(array, *shapes[name])
 
 
 def aligned_columns(schema: DatasetSchema, width: int | None, use: MomentUse) -> NDArray[np.intp]:
