@@ -27,6 +27,12 @@ from veilsum_privacy.securesum.ring import (
 RINGS = [RING_2048_FEW, RING_2048, RING_2048_LARGE, RING_4096_FEW, RING_4096, RING_4096_LARGE]
 
 
+def written(members: Members, total: Contribution) -> bytes:
+    """A sum as it opened; of a copy, for it is used up."""
+    copied = replace(total, coefficients=total.coefficients.copy())
+    return opened_to_bytes(copied, members.plan, members.context, members.consents)
+
+
 def opened(members: Members, data: bytes) -> OpenedSum:
     return opened_from_bytes(data, members.plan, members.context, members.consents)
 
@@ -43,7 +49,7 @@ def test_a_sum_is_what_it_was_to_the_bit(ring: RingParameters, count: int, size:
     played = play(members, some_vectors(members))
     words = open_words(played.total, members.plan, members.context, members.consents)
     values = unmask_values(words, members.plan, members.context, members.consents)
-    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    data = written(members, played.total)
     found = opened(members, data)
     assert same(found.total, played.total)
     np.testing.assert_array_equal(found.words, words)
@@ -74,7 +80,7 @@ def test_evidence_holds_as_that_of_the_whole_sum_does() -> None:
     members = make_members(3, 40)
     played = play(members, some_vectors(members))
     about = members.plan, members.study, members.context, members.identities, members.coordinator
-    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    data = written(members, played.total)
     np.testing.assert_array_equal(evidence_of(played, data), verify_evidence(played.evidence, *about))
 
 
@@ -84,7 +90,7 @@ def test_another_sum_that_opens_is_not_the_one_that_members_answered_for() -> No
     played = play(members, some_vectors(members))
     for place, amount in [(0, 0), (1, 1), (7, members.ring.plain_modulus - 1)]:
         other = shifted(played.total, place, amount, members.ring) if place else played.total
-        data = opened_to_bytes(other, members.plan, members.context, members.consents)
+        data = written(members, other)
         if same(other, played.total):
             evidence_of(played, data)
             continue
@@ -100,7 +106,7 @@ def test_a_false_sum_that_was_fixed_before_the_challenge_is_found_by_its_words()
     false = play(members, vectors, shifted(played.total, 3, 1, members.ring))
     object.__setattr__(false, "sent", played.sent)
     false.receipts = [members.receipt(name, one.contribution) for name, one in zip(members.names, played.sent, strict=True)]
-    data = opened_to_bytes(false.total, members.plan, members.context, members.consents)
+    data = written(members, false.total)
     with pytest.raises(HostileInput):
         evidence_of(false, data)
 
@@ -109,7 +115,7 @@ def test_no_other_bytes_are_taken_for_the_sum() -> None:
     """Any bit changed, cut, or with more behind it, widths and smallest numbers among them: refused, or another sum."""
     members = make_members(2, 30)
     played = play(members, some_vectors(members))
-    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    data = written(members, played.total)
     rng = np.random.default_rng(5)
     heads = [*range(9), len(data) - 1]
     for place in [*heads, *rng.integers(len(data), size=150).tolist()]:
@@ -131,7 +137,7 @@ def test_no_other_bytes_are_taken_for_the_sum() -> None:
 def test_with_another_consent_it_is_another_sum() -> None:
     members = make_members(2, 30)
     played = play(members, some_vectors(members))
-    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    data = written(members, played.total)
     found = opened_from_bytes(data, members.plan, members.context, [members.consents[0], bytes(32)])
     assert not same(found.total, played.total)
     whole = total_to_bytes(played.total, members.plan)

@@ -88,7 +88,8 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         raise HostileInput("The study has no such release of this version of the protocol.")
     assignment, context = parse_assignment(release.assignment), parse_receipt(release.receipts[0].body).context
     plan = agreed.task(assignment.label).plan(roster, len(assignment.names)).encoding
-    opened = opened_to_bytes(total_from_bytes(total, plan), plan, context, release.consents)
+    summed = total_from_bytes(total, plan)
+    del total  # what is as long as the sum is not held twice
     fixed = fixed_object(release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature)
     modulus = plan.ring.plain_modulus
     members = [
@@ -100,7 +101,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         fixed=pb.FixedObject.FromString(fixed),
         certificate=release.coordinator,
         members=members,
-        total=opened,
+        total=opened_to_bytes(summed, plan, context, release.consents),
     ).SerializeToString()
 
 

@@ -6,7 +6,7 @@ would open a sum that nobody consented to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +44,19 @@ def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Seq
     Raises:
         HostileInput: the count is not the cohort's size, or a value is out of range: no value may be used.
     """
-    modulus = plan.ring.plain_modulus
+    values, done = np.empty(plan.size, dtype=np.int64), 0
+    for block in unmasked_blocks(words, plan, context, consents):
+        values[done : done + len(block)] = block
+        done += len(block)
+    return values
+
+
+def unmasked_blocks(words: Words, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Iterator[Integers]:
+    """The same in blocks of values, none of which may be used before all are there."""
+    modulus, left = plan.ring.plain_modulus, plan.size
     if words.shape != (plan.words,) or len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its words.")
     streams = [WordStream(consent, DATA.consent, context, bound=modulus) for consent in consents]
-    values, done = np.empty(plan.size, dtype=np.int64), 0
     for start in range(0, plan.words, _BLOCK):  # a long vector is not held several times over
         total = words[start : start + _BLOCK].copy()
         for stream in streams:  # 4,096 words of 47 bits, 1,024 of 48 or 16 of 51: no overflow before
@@ -56,7 +64,6 @@ def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Seq
         total %= np.uint64(modulus)
         if start == 0 and int(total[0]) != plan.cohort:
             raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")
-        found = unpack_lanes(total[1:] if start == 0 else total, plan, plan.size - done)
-        values[done : done + len(found)] = found
-        done += len(found)
-    return values
+        found = unpack_lanes(total[1:] if start == 0 else total, plan, left)
+        left -= len(found)
+        yield found

@@ -7,14 +7,15 @@ members who need the sum are sent half of what it was. Who reads it needs nobody
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.data_masks import unmasked_blocks
 from veilsum_privacy.securesum.key_shares import self_masks
 from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
 from veilsum_privacy.securesum.opening import Contribution, key_pads, open_keys_of, open_phases
@@ -27,6 +28,7 @@ Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
 _WIDEST = 58
+_BLOCK = 1 << 17  # numbers at a time, which fill whole bytes
 _HEAD = 9  # bytes: the smallest number, and the width
 
 
@@ -48,7 +50,7 @@ def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, cons
     """A sum that opens, in few bytes.
 
     Args:
-        total: the sum of all contributions of the cohort.
+        total: the sum of all contributions of the cohort; its coefficients give way to the words, so it is used up.
         plan: of the sum.
         context: the digest c.
         consents: of every member in the cohort's order, held to its receipt before.
@@ -56,15 +58,19 @@ def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, cons
     Raises:
         HostileInput: it does not open.
     """
-    keys = open_keys_of(total, plan, context, consents)
-    words, rests = np.empty(plan.words, dtype=np.uint64), np.empty(plan.words, dtype=np.int64)
+    keys, prime, written = open_keys_of(total, plan, context, consents), plan.ring.prime, io.BytesIO()
+    words, rests = total.coefficients, np.empty(plan.words, dtype=np.int16)  # an error is below 2^13
     for part, phase, found in open_phases(total, keys, plan, context):
-        words[part], rests[part] = found, (phase - _nearest(found, plan.ring)).view(np.int64)
-    values = unmask_values(words, plan, context, consents)
-    del words
-    rests += np.where(rests < -(plan.ring.prime // 2), plan.ring.prime, 0)  # a word near t is near 0
-    rests -= np.where(rests > plan.ring.prime // 2, plan.ring.prime, 0)
-    return b"".join(map(_packed, (keys, values, rests)))
+        rest = (phase - _nearest(found, plan.ring)).view(np.int64)
+        rests[part] = rest + prime * (rest < -(prime // 2)) - prime * (rest > prime // 2)  # a word near t is near 0
+        words[part] = found
+    values, done = np.empty(plan.size, dtype=np.int32 if plan.reach < 1 << 31 else np.int64), 0
+    for block in unmasked_blocks(words, plan, context, consents):
+        values[done : done + len(block)] = block
+        done += len(block)
+    for numbers in (keys, values, rests):
+        _write(written, numbers)
+    return written.getvalue()
 
 
 def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> OpenedSum:
@@ -122,12 +128,13 @@ def _nearest(words: Words, ring: RingParameters) -> Words:
     return near + steps
 
 
-def _packed(numbers: Integers) -> bytes:
-    """Numbers from the smallest one on, which they are less from here on: as long as a sum, they are not held twice."""
+def _write(file: io.BytesIO, numbers: NDArray[Any]) -> None:
+    """Numbers from the smallest one on, in blocks: as long as a sum, they are not held twice."""
     low = int(numbers.min())
     width = max(1, (int(numbers.max()) - low).bit_length())
-    numbers -= low
-    return low.to_bytes(8, "little", signed=True) + bytes([width]) + pack_numbers(numbers.view(np.uint64), width)
+    file.write(low.to_bytes(8, "little", signed=True) + bytes([width]))
+    for start in range(0, len(numbers), _BLOCK):
+        file.write(pack_numbers((numbers[start : start + _BLOCK].astype(np.int64) - low).view(np.uint64), width))
 
 
 def _unpacked(data: bytes | memoryview, count: int) -> tuple[Integers, memoryview]:
