@@ -683,7 +683,7 @@ class ReleaseObject(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     assignment: _builtins.bytes
     certificate: _builtins.bytes
-    """DER; the coordinator's, of the key that signed it"""
+    """DER; the coordinator's, of the key that signed it; empty: that of the release before"""
     total: _builtins.bytes
     """the sum as it opened: keys, values and errors of the words"""
     @_builtins.property

@@ -302,6 +302,8 @@ def test_a_release_without_its_words_or_with_anothers_is_found(between: Between)
     first, second = (
         pb.ReleaseObject.FromString(between.hub.fetch("d", pb.OBJECT_KIND_RELEASE, key, number, 0)) for number in (1, 2)
     )
+    assert first.certificate
+    assert not second.certificate, "it is that of the release before, which every member has seen"
     spoilt = [second, pb.ReleaseObject()]
     for name in ("assignment", "certificate", "total"):
         for value in (getattr(second, name), b"", getattr(first, name) + b"\0"):

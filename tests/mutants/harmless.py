@@ -377,10 +377,6 @@ HARMLESS: dict[str, str] = {
     f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
     (f"{_FORMER}/words.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"): _COPY,
     f"{_FORMER}/words.py::words_digest: False -> True": _COPY,
-    (
-        f"{_SECURESUM}/streams.py::hkdf: HKDF(algorithm=SHA256(), length=32, salt=None, info=info) "
-        "-> HKDF(algorithm=SHA256(), length=32, info=info)"
-    ): "no salt is the library's default",
     "privacy/veilsum_privacy/results/sum_evidence.py::_answers: 0 -> 1": _ALIKE,
     "privacy/veilsum_privacy/results/sum_evidence.py::verify_evidence: 0 -> 1": _ALIKE,
     "privacy/veilsum_privacy/results/sum_evidence.py::verify_evidence: True -> False": _PAIRED,

@@ -67,11 +67,11 @@ class Player:
         except Exception as error:  # noqa: BLE001 - told like any other violation, and shrunk
             return Outcome("", world.steps, f"internal error: {type(error).__name__}: {error}")
 
-    def watched(self, values: Any, plan: Any, context: bytes, own: str, *rest: Any) -> Any:
+    def watched(self, values: Any, plan: Any, masks: Any) -> Any:
         """In the place of ``mask_values``: the checks see a vector before its masks."""
         if self._checks is not None:
-            self._checks.encoded(own, context, values)
-        return mask_values(values, plan, context, own, *rest)
+            self._checks.encoded(masks.own, masks.context, values)
+        return mask_values(values, plan, masks)
 
     def opening(self, total: Any, plan: Any, context: bytes, consents: Any, into: Any = None) -> Any:
         """In the place of ``open_words``: the checks see who has consented when a sum opens."""

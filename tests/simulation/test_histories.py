@@ -176,15 +176,10 @@ SITUATIONS: dict[str, Callable[[list[Moment]], bool]] = {
 }
 """What each of them comes to, which the steps of another protocol may not."""
 
-UNSEEN = {"accepted-after-a-lost-refusal"}
-"""Histories of which it is not known whether they still come to what they are named for; they are played all the same."""
-
 
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_what_was_found_before_stays_fixed(player: Player, path: Path) -> None:
     history = read_history(path)
     outcome = player.play(history)
     assert not outcome.violation, outcome.violation
-    assert path.stem in UNSEEN or SITUATIONS[path.stem](followed(player, history)), (
-        "the history does not come to what it is named for"
-    )
+    assert SITUATIONS[path.stem](followed(player, history)), "the history does not come to what it is named for"

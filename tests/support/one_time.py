@@ -33,7 +33,14 @@ from veilsum_privacy.securesum.check_words import (
     sign_sum,
 )
 from veilsum_privacy.securesum.data_masks import mask_values
-from veilsum_privacy.securesum.key_shares import consent_of, mask_key, payload_digest, share_digest
+from veilsum_privacy.securesum.key_shares import (
+    MemberMasks,
+    consent_of,
+    mask_key,
+    payload_digest,
+    share_digest,
+    share_to_bytes,
+)
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest, encrypt_words
 from veilsum_privacy.securesum.opening import Contribution, Total
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters
@@ -115,8 +122,11 @@ class Members:
     def consents(self) -> list[bytes]:
         return [self.consent(name) for name in self.names]
 
+    def masks(self, name: str) -> MemberMasks:
+        return MemberMasks(self.context, name, self.names, self.seeds(name), self.consent(name))
+
     def mask(self, name: str, values: Integers) -> Words:
-        return mask_values(values, self.plan, self.context, name, self.names, self.seeds(name), self.consent(name))
+        return mask_values(values, self.plan, self.masks(name))
 
     def masked_total(self, vectors: Sequence[Integers]) -> Words:
         """The sum of all members' masked words mod t, as adding and opening their contributions would give it."""
@@ -126,8 +136,7 @@ class Members:
         return total
 
     def share(self, name: str, key: Integers) -> Words:
-        cohort = len(self.names)
-        return mask_key(key, self.ring, self.context, name, cohort, self.names, self.seeds(name), self.consent(name))
+        return mask_key(key, self.ring, len(self.names), self.masks(name))
 
     def encrypt(self, words: Words, key: Integers) -> Words:
         return np.concatenate(list(encrypt_words(words, key, self.context, self.ring, self.source)))
@@ -144,7 +153,7 @@ class Members:
 
     def receipt(self, name: str, contribution: Contribution, commitment: bytes | None = None, **changes: Any) -> SignedReceipt:
         payload = payload_digest(
-            share_digest(contribution.share, self.ring, self.plan.cohort),
+            share_digest(share_to_bytes(contribution.share, self.ring, self.plan.cohort)),
             coefficients_digest(contribution.coefficients, self.ring),
         )
         proof = consent_proof(self.consent(name))
@@ -155,10 +164,7 @@ class Members:
         return sign_receipt(any_receipt(self.study, name, **(values | changes)), self.key(name))
 
     def answer(self, name: str, words: Words, rho: bytes, fixed: bytes) -> Signed:
-        found = check_words(
-            words, self.ring.plain_modulus, self.context, rho, name, self.names, self.seeds(name), self.consent(name)
-        )
-        return self.say(name, found, rho, fixed)
+        return self.say(name, check_words(words, self.ring.plain_modulus, rho, self.masks(name)), rho, fixed)
 
     def say(self, name: str, words: Sequence[int], rho: bytes, fixed: bytes) -> Signed:
         statement = CheckStatement(self.study, name, self.round, self.attempt, self.context, rho, fixed, tuple(words))

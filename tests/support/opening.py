@@ -10,9 +10,8 @@ from support.hostile import Adversary, subtract_mod
 from veilsum_aggregation.arrays import Integers
 from veilsum_participant.store.tables import promised
 from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
+from veilsum_privacy.securesum.key_shares import DATA, KEY, MemberMasks, self_masks
 from veilsum_privacy.securesum.opening import Contribution, open_words
-from veilsum_privacy.securesum.streams import StreamPurpose
 
 
 def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
@@ -24,14 +23,13 @@ def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
     consent, sent = promised(row.consent), attack.contribution(name, attempt)
 
     bound, alone, count = 1 << plan.ring.share_bits(plan.cohort), replace(plan, cohort=1), len(sent.share)
-    masks = pairwise_masks(StreamPurpose.PAIR_KEY, row.context, name, sharing, seeds, count, bound)
-    masks += self_masks(StreamPurpose.SELF_KEY, row.context, [consent], count, bound)
-    opened = subtract_mod(sent.share, masks % np.uint64(bound), bound).view(np.int64)
+    masks = MemberMasks(row.context, name, sharing, seeds, consent)
+    opened = subtract_mod(sent.share, masks.all(KEY, count, bound) % np.uint64(bound), bound).view(np.int64)
     key = np.where(opened >= bound // 2, opened - bound, opened)
 
     own = 1 << plan.ring.share_bits(1)
-    share = np.mod(key, own).view(np.uint64) + self_masks(StreamPurpose.SELF_KEY, row.context, [consent], count, own)
+    share = np.mod(key, own).view(np.uint64) + self_masks(KEY.consent, row.context, [consent], count, own)
     words = open_words(Contribution(share % np.uint64(own), sent.coefficients), alone, row.context, [consent])
     modulus = plan.ring.plain_modulus
-    pairs = pairwise_masks(StreamPurpose.PAIR_DATA, row.context, name, sharing, seeds, plan.words, modulus)
+    pairs = masks.pairwise(DATA.pair, plan.words, modulus)
     return unmask_values(subtract_mod(words, pairs, modulus), alone, row.context, [consent])

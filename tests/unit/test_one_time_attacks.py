@@ -37,7 +37,7 @@ from veilsum_privacy.securesum.check_words import (
     verify_answers,
     verify_check_words,
 )
-from veilsum_privacy.securesum.key_shares import consent_of, open_keys, self_masks
+from veilsum_privacy.securesum.key_shares import MemberMasks, consent_of, open_keys, self_masks
 from veilsum_privacy.securesum.opening import Contribution, open_words
 from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters, known_ring
@@ -258,12 +258,12 @@ def test_no_members_answer_opens_with_all_consents(monkeypatch: Patch) -> None:
 
     pairs = True
     assert not attack()
-    whole = check_words.pairwise_masks
+    whole = MemberMasks.pairwise
 
-    def none(purpose: StreamPurpose, *rest: Any) -> Words:
-        return np.zeros(CHECKS, dtype=np.uint64) if purpose is StreamPurpose.PAIR_CHECK else whole(purpose, *rest)
+    def none(self: MemberMasks, purpose: StreamPurpose, *rest: Any) -> Words:
+        return np.zeros(CHECKS, dtype=np.uint64) if purpose is StreamPurpose.PAIR_CHECK else whole(self, purpose, *rest)
 
-    monkeypatch.setattr(check_words, "pairwise_masks", none)
+    monkeypatch.setattr(MemberMasks, "pairwise", none)
     pairs = False
     assert attack(), "an answer without pairwise masks is a digest that tells a vector of few words whole"
 
@@ -295,7 +295,7 @@ def test_keys_given_away_open_no_sum_that_nobody_consented_to(monkeypatch: Patch
             return np.zeros(count, dtype=np.uint64)
         return whole(purpose, context, consents, count, bound, *more)
 
-    monkeypatch.setattr(data_masks, "self_masks", none)
+    monkeypatch.setattr(key_shares, "self_masks", none)
     values = opened()
     assert int(values[0]) == 3
     assert len(set(values.tolist())) < 8, "without the self-mask of the data the sum lies open"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from support.one_time import Members, Played, make_members, play, shifted, some_
 from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.sum_evidence import total_from_bytes, total_to_bytes, verify_evidence, verify_opened
+from veilsum_privacy.securesum import opened_sums
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.opened_sums import OpenedSum, _nearest, opened_from_bytes, opened_to_bytes
 from veilsum_privacy.securesum.opening import Contribution, open_words
@@ -25,6 +27,12 @@ from veilsum_privacy.securesum.ring import (
 )
 
 RINGS = [RING_2048_FEW, RING_2048, RING_2048_LARGE, RING_4096_FEW, RING_4096, RING_4096_LARGE]
+
+
+def written(members: Members, total: Contribution) -> bytes:
+    """A sum as it opened; of a copy, for it is used up."""
+    copied = replace(total, coefficients=total.coefficients.copy())
+    return opened_to_bytes(copied, members.plan, members.context, members.consents)
 
 
 def opened(members: Members, data: bytes) -> OpenedSum:
@@ -43,7 +51,7 @@ def test_a_sum_is_what_it_was_to_the_bit(ring: RingParameters, count: int, size:
     played = play(members, some_vectors(members))
     words = open_words(played.total, members.plan, members.context, members.consents)
     values = unmask_values(words, members.plan, members.context, members.consents)
-    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    data = written(members, played.total)
     found = opened(members, data)
     assert same(found.total, played.total)
     np.testing.assert_array_equal(found.words, words)
@@ -74,7 +82,7 @@ def test_evidence_holds_as_that_of_the_whole_sum_does() -> None:
     members = make_members(3, 40)
     played = play(members, some_vectors(members))
     about = members.plan, members.study, members.context, members.identities, members.coordinator
-    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    data = written(members, played.total)
     np.testing.assert_array_equal(evidence_of(played, data), verify_evidence(played.evidence, *about))
 
 
@@ -84,7 +92,7 @@ def test_another_sum_that_opens_is_not_the_one_that_members_answered_for() -> No
     played = play(members, some_vectors(members))
     for place, amount in [(0, 0), (1, 1), (7, members.ring.plain_modulus - 1)]:
         other = shifted(played.total, place, amount, members.ring) if place else played.total
-        data = opened_to_bytes(other, members.plan, members.context, members.consents)
+        data = written(members, other)
         if same(other, played.total):
             evidence_of(played, data)
             continue
@@ -100,18 +108,81 @@ def test_a_false_sum_that_was_fixed_before_the_challenge_is_found_by_its_words()
     false = play(members, vectors, shifted(played.total, 3, 1, members.ring))
     object.__setattr__(false, "sent", played.sent)
     false.receipts = [members.receipt(name, one.contribution) for name, one in zip(members.names, played.sent, strict=True)]
-    data = opened_to_bytes(false.total, members.plan, members.context, members.consents)
+    data = written(members, false.total)
     with pytest.raises(HostileInput):
         evidence_of(false, data)
+
+
+def read_by_hand(data: bytes, count: int) -> list[int]:
+    """Bit by bit: the lowest bits of each number, then for each of them zeros that are counted, up to a one."""
+    found: list[int] = []
+    while len(found) < count:
+        size = min(1 << 17, count - len(found))
+        centre, low, length = int.from_bytes(data[:8], "little", signed=True), data[8], int.from_bytes(data[9:13], "little")
+        packed, data = int.from_bytes(data[13 : (end := 13 + -(-size * low // 8))], "little"), data[end:]
+        ones, data = "".join(f"{octet:08b}" for octet in data[:length]), data[length:]
+        rests = [len(zeros) for zeros in ones.split("1")[:-1]] if length else [0] * size
+        for place, rest in enumerate(rests):
+            folded = rest << low | packed >> place * low & (1 << low) - 1
+            found.append(centre + (folded // 2 if folded % 2 == 0 else -(folded + 1) // 2))
+    assert not data
+    return found
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [0], [-7], [1 << 45, -(1 << 45)], [3] * 1000, [0] * 999 + [1 << 50], [-(1 << 30)] * 500 + [(1 << 30)] * 500,
+        [5 * (place % 2) for place in range(777)], [place * place for place in range(3000)], [0] * (1 << 17) + [9, -9],
+    ],
+)  # fmt: skip
+def test_numbers_are_what_they_were_however_they_lie(numbers: list[int]) -> None:
+    file = io.BytesIO()
+    opened_sums._write(file, np.array(numbers, dtype=np.int64))
+    found, rest = opened_sums._unpacked(file.getvalue(), len(numbers))
+    assert found.tolist() == numbers == read_by_hand(file.getvalue(), len(numbers))
+    assert not len(rest)
+
+
+@pytest.mark.parametrize("deviation", [3, 13, 400, 40_000])
+def test_gaussian_numbers_take_little_more_than_their_entropy(deviation: int) -> None:
+    """log2(deviation sqrt(2 pi e)) bits each; the widest of so many would take 1.1 bits more for each."""
+    numbers = np.rint(np.random.default_rng(deviation).normal(17, deviation, 4096)).astype(np.int64)
+    file = io.BytesIO()
+    opened_sums._write(file, numbers)
+    assert 8 * len(file.getvalue()) < 4096 * (np.log2(deviation * np.sqrt(2 * np.pi * np.e)) + 0.2)
+    assert read_by_hand(file.getvalue(), 4096) == numbers.tolist()
+
+
+@pytest.mark.parametrize("spoil", ["zeros", "long", "wide", "short"])
+def test_numbers_that_would_not_fit_are_refused(spoil: str) -> None:
+    """Zero bytes behind the last one; more of them than numbers have; a rest beyond 58 bits; fewer numbers than told."""
+    file = io.BytesIO()
+    opened_sums._write(file, np.rint(np.random.default_rng(1).normal(0, 50, 64)).astype(np.int64))
+    data = bytearray(file.getvalue())
+    length = int.from_bytes(data[9:13], "little")
+    assert length
+    if spoil in ("zeros", "long"):
+        more = 1 if spoil == "zeros" else 1 << 20
+        data[9:13] = (length + more).to_bytes(4, "little")
+        data += bytes(more)
+    elif spoil == "wide":
+        data[8:13] = bytes([58]) + (33).to_bytes(4, "little")
+        data[13:] = bytes(58 * 8) + bytes(25) + b"\xff" * 8
+        assert len(data) == 13 + 58 * 8 + 33
+    else:
+        data[-length:] = bytes(length)
+    with pytest.raises(HostileInput):
+        opened_sums._unpacked(bytes(data), 64)
 
 
 def test_no_other_bytes_are_taken_for_the_sum() -> None:
     """Any bit changed, cut, or with more behind it, widths and smallest numbers among them: refused, or another sum."""
     members = make_members(2, 30)
     played = play(members, some_vectors(members))
-    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    data = written(members, played.total)
     rng = np.random.default_rng(5)
-    heads = [*range(9), len(data) - 1]
+    heads = [*range(13), len(data) - 1]
     for place in [*heads, *rng.integers(len(data), size=150).tolist()]:
         for bit in range(8) if place in heads else [int(rng.integers(8))]:
             spoilt = bytearray(data)
@@ -131,7 +202,7 @@ def test_no_other_bytes_are_taken_for_the_sum() -> None:
 def test_with_another_consent_it_is_another_sum() -> None:
     members = make_members(2, 30)
     played = play(members, some_vectors(members))
-    data = opened_to_bytes(played.total, members.plan, members.context, members.consents)
+    data = written(members, played.total)
     found = opened_from_bytes(data, members.plan, members.context, [members.consents[0], bytes(32)])
     assert not same(found.total, played.total)
     whole = total_to_bytes(played.total, members.plan)

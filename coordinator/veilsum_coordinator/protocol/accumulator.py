@@ -60,9 +60,8 @@ class Accumulator:
             raise OutOfOrder(f"Piece {index} came where {upload.next} was expected.")
         total = self._total or Total(plan)
         if index == 0:
-            share = share_from_bytes(data, plan.ring, plan.cohort)
-            total.add_share(share)
-            upload.share = share_digest(share, plan.ring, plan.cohort)
+            total.add_share(share_from_bytes(data, plan.ring, plan.cohort))
+            upload.share = share_digest(data)  # no other bytes are this share
             upload.digest = begin_coefficients_digest(plan.words)
         else:
             part = plan.piece_words(index)

@@ -97,6 +97,7 @@ class FixedSum:
         words = open_words(self.total, self._plan, self.context, consents, self.total.coefficients)
         said = [answer.words for answer in answers]
         verify_check_words(words, self._plan.ring.plain_modulus, self.context, self.challenge, said, consents)
+        self.total = Contribution(self.total.share, words[:0].copy())  # it is stored, and as long as the sum
         return unmask_values(words, self._plan, self.context, consents)
 
 

@@ -168,6 +168,8 @@ class HubFederation(Federation):
         if 8 * size >= LONG:
             give_back_freed()
         self._hub.journal.outage.wait(lambda: self._hub.keep_release(self._key, current.number))
+        if 8 * size >= LONG:
+            give_back_freed()
         with self._hub.change(self._key) as machine:
             machine.released(current)
         self._round = current.number

@@ -65,6 +65,7 @@ from veilsum_privacy.securesum.check_words import (
 )
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.graph import mask_graph
+from veilsum_privacy.securesum.key_shares import MemberMasks
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.study.study import Study
@@ -168,8 +169,8 @@ class Openings:
                 change_attempt(connection, key, row.attempt, shown=_dump(shown))
             return CheckAnswer(parse_check(signed.body, modulus).words, signed.signature)
         sharing = sharing_masks(mask_graph(roster, opened.study.privacy), assignment, site.name)
-        masked, consent = unpack_words(promised(row.words), plan), promised(row.consent)
-        words = check_words(masked, modulus, row.context, rho, site.name, sharing, opened.seeds, consent)
+        masks = MemberMasks(row.context, site.name, sharing, opened.seeds, promised(row.consent))
+        words = check_words(unpack_words(promised(row.words), plan), modulus, rho, masks)
         statement = _statement(site.name, row, rho, fixed, words)
         signed = sign_check(statement, site.credentials.signing_key)
         change_attempt(

@@ -38,7 +38,14 @@ from veilsum_privacy.securesum.context import (
 )
 from veilsum_privacy.securesum.data_masks import Words, mask_values
 from veilsum_privacy.securesum.graph import MaskGraph
-from veilsum_privacy.securesum.key_shares import consent_of, mask_key, payload_digest, share_digest, share_to_bytes
+from veilsum_privacy.securesum.key_shares import (
+    MemberMasks,
+    consent_of,
+    mask_key,
+    payload_digest,
+    share_digest,
+    share_to_bytes,
+)
 from veilsum_privacy.securesum.one_time_keys import begin_coefficients_digest, coefficients_to_bytes, encrypt_words
 from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.roster import Roster
@@ -131,19 +138,19 @@ def seal_payload(site: Site, opened: OpenStudy, checked: Assigned, computed: Com
 def _draw(site: Site, opened: OpenStudy, checked: Assigned, values: Integers) -> Drawn:
     """Mask and encrypt a noised vector, under a consent and a one-time key that are drawn here."""
     encoding, context = checked.plan.encoding, checked.context
-    ring, cohort, seeds = encoding.ring, encoding.cohort, opened.seeds
+    ring, cohort = encoding.ring, encoding.cohort
     sharing = sharing_masks(checked.graph, checked.assignment, site.name)
     consent = consent_of(site.random.bytes(SECRET_BYTES), context)
-    words = mask_values(values, encoding, context, site.name, sharing, seeds, consent)
-    key = draw_key(ring, site.random)
-    share = mask_key(key, ring, context, site.name, cohort, sharing, seeds, consent)
+    masks = MemberMasks(context, site.name, sharing, opened.seeds, consent)
+    words, key = mask_values(values, encoding, masks), draw_key(ring, site.random)
+    share = share_to_bytes(mask_key(key, ring, cohort, masks), ring, cohort)
     payload, coefficients = io.BytesIO(), begin_coefficients_digest(len(words))
-    payload.write(share_to_bytes(share, ring, cohort))
+    payload.write(share)
     for batch in encrypt_words(words, key, context, ring, site.random):
         part = coefficients_to_bytes(batch, ring)
         coefficients.update(part)
         payload.write(part)
-    digest = payload_digest(share_digest(share, ring, cohort), coefficients.digest())
+    digest = payload_digest(share_digest(share), coefficients.digest())
     return Drawn(values, pack_words(words, encoding), payload.getvalue(), digest, consent)
 
 

@@ -24,7 +24,7 @@ from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.check_words import check_words, verify_check_words
 from veilsum_privacy.securesum.data_masks import mask_values, unmask_values
-from veilsum_privacy.securesum.key_shares import consent_of, mask_key
+from veilsum_privacy.securesum.key_shares import MemberMasks, consent_of, mask_key
 from veilsum_privacy.securesum.one_time_keys import encrypt_words
 from veilsum_privacy.securesum.opening import Contribution, Total, open_words
 from veilsum_privacy.securesum.short_keys import draw_key
@@ -236,11 +236,11 @@ class _Sealing:
         for name, vector in zip(self.names, vectors, strict=True):
             consent = consent_of(random.bytes(SECRET_BYTES), context)
             seeds = {other: self.pairs[frozenset((name, other))] for other in self.names if other != name}
-            own = name, self.names, seeds, consent
-            words, key = mask_values(vector, plan, context, *own), draw_key(plan.ring, random)
-            share = mask_key(key, plan.ring, context, name, plan.cohort, *own[1:])
+            masks = MemberMasks(context, name, self.names, seeds, consent)
+            words, key = mask_values(vector, plan, masks), draw_key(plan.ring, random)
+            share = mask_key(key, plan.ring, plan.cohort, masks)
             total.add(Contribution(share, np.concatenate(list(encrypt_words(words, key, context, plan.ring, random)))))
-            answers.append(check_words(words, plan.ring.plain_modulus, context, rho, *own))
+            answers.append(check_words(words, plan.ring.plain_modulus, rho, masks))
             consents.append(consent)
         opened = open_words(total.contribution, plan, context, consents)
         verify_check_words(opened, plan.ring.plain_modulus, context, rho, answers, consents)

@@ -155,7 +155,7 @@ class ReleaseParts(NamedTuple):
         countersigned: the coordinator's word on them.
         fixed: digest of the sum.
         signature: under the coordinator's word on that.
-        coordinator: its certificate, DER.
+        coordinator: its certificate, DER; empty where it is that of the release before.
         members: of the cohort, in its order.
         opened: the sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
     """
@@ -184,13 +184,17 @@ class ReleaseRules:
         self._round, self._attempt = int(marks["round"]), int(marks["attempt"])
         # by label and member, as each participant counts its own
         self._released = Counter({(str(label), str(name)): int(count) for label, name, count in marks["released"]})
+        self._certificate = bytes.fromhex(
+            marks.get("certificate", "")
+        )  # the coordinator's, of the last release that was followed
         self._numbers = {str(name): int(number) for name, number in marks["numbers"].items()}  # of each one's last receipt
 
     @property
     def marks(self) -> dict[str, Any]:
         """What the next release is held to, as JSON values."""
         released = [[*key, count] for key, count in sorted(self._released.items())]
-        return {"round": self._round, "attempt": self._attempt, "released": released, "numbers": self._numbers}
+        known = {"round": self._round, "attempt": self._attempt, "released": released, "numbers": self._numbers}
+        return known | {"certificate": self._certificate.hex()}
 
     @property
     def round(self) -> int:
@@ -208,6 +212,7 @@ class ReleaseRules:
         with part(where, "What was signed does not hold:"):
             proof = self._whole(assignment, task, parts)
         values, receipts, digest = self._opened(where, assignment, task, proof, verify=verify_opened)
+        self._certificate = proof.coordinator
         return self._passed(assignment, task, values, digest, receipts)
 
     def _whole(self, assignment: Assignment, task: DeclaredTask, parts: ReleaseParts) -> ReleaseProof:
@@ -227,7 +232,7 @@ class ReleaseRules:
             assignment.to_bytes(),
             receipts,
             word,
-            parts.coordinator,
+            parts.coordinator or self._certificate,
             Signed(fixed, parts.signature),
             check_bodies(checked.digest, assignment, context, receipts, parts.fixed, words),
             tuple(item.consent for item in parts.members),

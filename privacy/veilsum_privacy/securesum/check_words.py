@@ -17,7 +17,7 @@ Argued in decision 109.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from veilsum_node.canonical import canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Identity, Label, SigningKey, verify
-from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
+from veilsum_privacy.securesum.key_shares import CHECK, MemberMasks, self_masks
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
 Words = NDArray[np.uint64]
@@ -78,16 +78,7 @@ def _product(numbers: Words, halves: Words) -> int:
     return sum(np.add.reduceat(numbers * halves, np.arange(0, len(numbers), _SUMMED)).tolist())
 
 
-def check_words(
-    words: Words,
-    modulus: int,
-    context: bytes,
-    rho: bytes,
-    own: str,
-    sharing: Sequence[str],
-    seeds: Mapping[str, bytes],
-    consent: bytes,
-) -> tuple[int, ...]:
+def check_words(words: Words, modulus: int, rho: bytes, masks: MemberMasks) -> tuple[int, ...]:
     """A member's answer to a challenge: <r, y> mod t under pairwise masks and its self-mask, :data:`CHECKS` of them.
 
     A site gives one for each context, ever: it keeps D and the answer before they leave (:class:`Answered`).
@@ -95,14 +86,13 @@ def check_words(
     Args:
         words: y, the masked words that it sent.
         modulus: t.
-        context: the digest c.
         rho: the challenge.
-        own, sharing, seeds, consent: as of :func:`.data_masks.mask_values`.
+        masks: of this member in this context.
     """
-    masks = pairwise_masks(StreamPurpose.PAIR_CHECK, context, own, sharing, seeds, CHECKS, modulus, rho)
-    masks += self_masks(StreamPurpose.SELF_CHECK, context, [consent], CHECKS, modulus, rho)
-    found = zip(products(words, context, rho), masks, strict=True)
-    return tuple((product + int(mask)) % modulus for product, mask in found)
+    pads = masks.all(CHECK, CHECKS, modulus, rho)
+    return tuple(
+        (product + int(pad)) % modulus for product, pad in zip(products(words, masks.context, rho), pads, strict=True)
+    )
 
 
 def verify_check_words(
@@ -121,7 +111,7 @@ def verify_check_words(
     Raises:
         HostileInput: the words are not the sum of what the members sent.
     """
-    pads = self_masks(StreamPurpose.SELF_CHECK, context, consents, CHECKS, modulus, rho)
+    pads = self_masks(CHECK.consent, context, consents, CHECKS, modulus, rho)
     for number, product in enumerate(products(words, context, rho)):
         said = sum(answer[number] for answer in answers) - int(pads[number])
         if (product - said) % modulus:

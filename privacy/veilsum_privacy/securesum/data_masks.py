@@ -6,16 +6,16 @@ would open a sum that nobody consented to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
+from veilsum_privacy.securesum.key_shares import DATA, MemberMasks
 from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
-from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
+from veilsum_privacy.securesum.streams import WordStream
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 Words = NDArray[np.uint64]
@@ -23,31 +23,12 @@ Words = NDArray[np.uint64]
 _BLOCK = 1 << 16
 
 
-def mask_values(
-    values: Integers,
-    plan: OneTimePlan,
-    context: bytes,
-    own: str,
-    sharing: Sequence[str],
-    seeds: Mapping[str, bytes],
-    consent: bytes,
-) -> Words:
-    """The masked words y of a contribution: (plan.words,) below t.
-
-    Args:
-        values: (size,) clamped and noised values.
-        plan: the round's encoding.
-        context: the digest c.
-        own: this member's name.
-        sharing: this member and all members of the cohort that it shares masks with, in roster order.
-        seeds: 32-byte pair seeds by the other member's name.
-        consent: the secret of the self streams, not given to anyone yet.
-    """
+def mask_values(values: Integers, plan: OneTimePlan, masks: MemberMasks) -> Words:
+    """The masked words y of a contribution of (size,) clamped and noised values: (plan.words,) below t."""
     modulus = plan.ring.plain_modulus
     words = np.ones(plan.words, dtype=np.uint64)
     words[1:] = pack_lanes(values, plan, plan.offset, modulus)
-    words += pairwise_masks(StreamPurpose.PAIR_DATA, context, own, sharing, seeds, plan.words, modulus)
-    words += self_masks(StreamPurpose.SELF_DATA, context, [consent], plan.words, modulus)
+    words += masks.all(DATA, plan.words, modulus)
     return words % np.uint64(modulus)
 
 
@@ -63,11 +44,19 @@ def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Seq
     Raises:
         HostileInput: the count is not the cohort's size, or a value is out of range: no value may be used.
     """
-    modulus = plan.ring.plain_modulus
+    values, done = np.empty(plan.size, dtype=np.int64), 0
+    for block in unmasked_blocks(words, plan, context, consents):
+        values[done : done + len(block)] = block
+        done += len(block)
+    return values
+
+
+def unmasked_blocks(words: Words, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Iterator[Integers]:
+    """The same in blocks of values, none of which may be used before all are there."""
+    modulus, left = plan.ring.plain_modulus, plan.size
     if words.shape != (plan.words,) or len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its words.")
-    streams = [WordStream(consent, StreamPurpose.SELF_DATA, context, bound=modulus) for consent in consents]
-    values, done = np.empty(plan.size, dtype=np.int64), 0
+    streams = [WordStream(consent, DATA.consent, context, bound=modulus) for consent in consents]
     for start in range(0, plan.words, _BLOCK):  # a long vector is not held several times over
         total = words[start : start + _BLOCK].copy()
         for stream in streams:  # 4,096 words of 47 bits, 1,024 of 48 or 16 of 51: no overflow before
@@ -75,7 +64,6 @@ def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Seq
         total %= np.uint64(modulus)
         if start == 0 and int(total[0]) != plan.cohort:
             raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")
-        found = unpack_lanes(total[1:] if start == 0 else total, plan, plan.size - done)
-        values[done : done + len(found)] = found
-        done += len(found)
-    return values
+        found = unpack_lanes(total[1:] if start == 0 else total, plan, left)
+        left -= len(found)
+        yield found

@@ -8,6 +8,8 @@ from other streams than those of the data (:mod:`.streams`), so neither lock is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,40 +24,55 @@ Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
 
+class MaskKind(NamedTuple):
+    """The two purposes of what hides one thing: of streams shared by a pair, and of a consent's own."""
+
+    pair: StreamPurpose
+    consent: StreamPurpose
+
+
+KEY = MaskKind(StreamPurpose.PAIR_KEY, StreamPurpose.SELF_KEY)
+CHECK = MaskKind(StreamPurpose.PAIR_CHECK, StreamPurpose.SELF_CHECK)
+DATA = MaskKind(StreamPurpose.PAIR_DATA, StreamPurpose.SELF_DATA)
+
+
 def consent_of(self_secret: bytes, context: bytes) -> bytes:
     """HKDF(self_i, consent | c): the secret of the sender's three self streams, and all that a consent gives away."""
     return derived_key(self_secret, StreamPurpose.CONSENT, context)
 
 
-def pairwise_masks(
-    purpose: StreamPurpose,
-    context: bytes,
-    own: str,
-    sharing: Sequence[str],
-    seeds: Mapping[str, bytes],
-    count: int,
-    bound: int,
-    *more: bytes,
-) -> Words:
-    """The (count,) sum of a member's masks with those that it shares any with, mod ``bound``: + towards those behind it in the
-    roster's order, - towards those before.
+@dataclass(frozen=True)
+class MemberMasks:
+    """All that one member hides a contribution to one context with.
 
-    Args:
-        purpose: of the streams.
+    Attributes:
         context: the digest c.
         own: this member's name.
-        sharing: this member and all that it shares masks with, in roster order.
+        sharing: this member and all members of the cohort that it shares masks with, in roster order.
         seeds: 32-byte pair seeds by the other member's name.
-        count: how many.
-        bound: of the words.
-        more: further parts of the streams' keys.
+        consent: of :func:`consent_of`, not given to anyone yet.
     """
-    place = list(sharing).index(own)
-    before, behind = (
-        [WordStream(seeds[name], purpose, context, *more, bound=bound) for name in names]
-        for names in (sharing[:place], sharing[place + 1 :])
-    )
-    return WordStream.total(behind, before, count, bound)
+
+    context: bytes
+    own: str
+    sharing: Sequence[str]
+    seeds: Mapping[str, bytes] = field(repr=False)
+    consent: bytes = field(repr=False)
+
+    def pairwise(self, purpose: StreamPurpose, count: int, bound: int, *more: bytes) -> Words:
+        """The (count,) sum of the masks shared with others, mod ``bound``: + towards those behind it in the roster's order, -
+        towards those before; ``more``: further parts of the streams' keys."""
+        place = list(self.sharing).index(self.own)
+        before, behind = (
+            [WordStream(self.seeds[name], purpose, self.context, *more, bound=bound) for name in names]
+            for names in (self.sharing[:place], self.sharing[place + 1 :])
+        )
+        return WordStream.total(behind, before, count, bound)
+
+    def all(self, kind: MaskKind, count: int, bound: int, *more: bytes) -> Words:
+        """The (count,) masks of one kind, below 2 ``bound``: those shared with others and that of the consent."""
+        own = self_masks(kind.consent, self.context, [self.consent], count, bound, *more)
+        return self.pairwise(kind.pair, count, bound, *more) + own
 
 
 def self_masks(
@@ -66,27 +83,8 @@ def self_masks(
     return WordStream.total(streams, [], count, bound)
 
 
-def mask_key(
-    key: Integers,
-    ring: RingParameters,
-    context: bytes,
-    own: str,
-    cohort: int,
-    sharing: Sequence[str],
-    seeds: Mapping[str, bytes],
-    consent: bytes,
-) -> Words:
-    """The key share of a one-time key: (N + 1,) below 2^w.
-
-    Args:
-        key: (N,) coefficients.
-        ring: the parameters.
-        context: the digest c.
-        own: this member's name.
-        cohort: members of the sum.
-        sharing: as of :func:`pairwise_masks`.
-        seeds: pair seeds by the other member's name.
-        consent: of :func:`consent_of`, not given to anyone yet.
+def mask_key(key: Integers, ring: RingParameters, cohort: int, masks: MemberMasks) -> Words:
+    """The key share of a one-time key, (N,) coefficients, in a sum of so many: (N + 1,) below 2^w.
 
     Raises:
         Misuse: a cohort that the parameters cannot sum up, or a key of another length.
@@ -94,12 +92,9 @@ def mask_key(
     ring.check_members(cohort)
     if key.shape != (ring.degree,):
         raise Misuse("A key has one coefficient for each of its ring's degree.")
-    bound, count = 1 << ring.share_bits(cohort), ring.degree + 1
-    share = np.ones(count, dtype=np.int64)
-    share[:-1] = key
-    masks = pairwise_masks(StreamPurpose.PAIR_KEY, context, own, sharing, seeds, count, bound)
-    masks += self_masks(StreamPurpose.SELF_KEY, context, [consent], count, bound)
-    return (np.mod(share, bound).view(np.uint64) + masks) % np.uint64(bound)
+    bound = 1 << ring.share_bits(cohort)
+    share = np.append(key, np.int64(1)) % bound
+    return (share.view(np.uint64) + masks.all(KEY, len(share), bound)) % np.uint64(bound)
 
 
 def open_keys(total: Words, ring: RingParameters, context: bytes, consents: Sequence[bytes]) -> Integers:
@@ -140,9 +135,9 @@ def share_from_bytes(data: bytes | memoryview, ring: RingParameters, members: in
     return unpack_numbers(data, ring.degree + 1, ring.share_bits(members), "key share")
 
 
-def share_digest(share: Words, ring: RingParameters, members: int) -> bytes:
+def share_digest(data: bytes) -> bytes:
     """SHA-256 over a key share as it travels (32 bytes)."""
-    return digest("veilsum/6/key-share", share_to_bytes(share, ring, members))
+    return digest("veilsum/6/key-share", data)
 
 
 def payload_digest(share: bytes, coefficients: bytes) -> bytes:

@@ -7,14 +7,15 @@ members who need the sum are sent half of what it was. Who reads it needs nobody
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.data_masks import unmasked_blocks
 from veilsum_privacy.securesum.key_shares import self_masks
 from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
 from veilsum_privacy.securesum.opening import Contribution, key_pads, open_keys_of, open_phases
@@ -27,7 +28,9 @@ Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
 _WIDEST = 58
-_HEAD = 9  # bytes: the smallest number, and the width
+_BLOCK = 1 << 17  # numbers at a time
+_HEAD = 13  # bytes: the mean, how many bits stand by themselves, and the bytes of the others
+_ZEROS = 4  # most bits of these for each number
 
 
 class OpenedSum(NamedTuple):
@@ -48,7 +51,7 @@ def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, cons
     """A sum that opens, in few bytes.
 
     Args:
-        total: the sum of all contributions of the cohort.
+        total: the sum of all contributions of the cohort; its coefficients give way to the words, so it is used up.
         plan: of the sum.
         context: the digest c.
         consents: of every member in the cohort's order, held to its receipt before.
@@ -56,15 +59,19 @@ def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, cons
     Raises:
         HostileInput: it does not open.
     """
-    keys = open_keys_of(total, plan, context, consents)
-    words, rests = np.empty(plan.words, dtype=np.uint64), np.empty(plan.words, dtype=np.int64)
+    keys, prime, written = open_keys_of(total, plan, context, consents), plan.ring.prime, io.BytesIO()
+    words, rests = total.coefficients, np.empty(plan.words, dtype=np.int16)  # an error is below 2^13
     for part, phase, found in open_phases(total, keys, plan, context):
-        words[part], rests[part] = found, (phase - _nearest(found, plan.ring)).view(np.int64)
-    values = unmask_values(words, plan, context, consents)
-    del words
-    rests += np.where(rests < -(plan.ring.prime // 2), plan.ring.prime, 0)  # a word near t is near 0
-    rests -= np.where(rests > plan.ring.prime // 2, plan.ring.prime, 0)
-    return b"".join(map(_packed, (keys, values, rests)))
+        rest = (phase - _nearest(found, plan.ring)).view(np.int64)
+        rests[part] = rest + prime * (rest < -(prime // 2)) - prime * (rest > prime // 2)  # a word near t is near 0
+        words[part] = found
+    values, done = np.empty(plan.size, dtype=np.int32 if plan.reach < 1 << 31 else np.int64), 0
+    for block in unmasked_blocks(words, plan, context, consents):
+        values[done : done + len(block)] = block
+        done += len(block)
+    for numbers in (keys, values, rests):
+        _write(written, numbers)
+    return written.getvalue()
 
 
 def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> OpenedSum:
@@ -122,21 +129,52 @@ def _nearest(words: Words, ring: RingParameters) -> Words:
     return near + steps
 
 
-def _packed(numbers: Integers) -> bytes:
-    """Numbers from the smallest one on, which they are less from here on: as long as a sum, they are not held twice."""
-    low = int(numbers.min())
-    width = max(1, (int(numbers.max()) - low).bit_length())
-    numbers -= low
-    return low.to_bytes(8, "little", signed=True) + bytes([width]) + pack_numbers(numbers.view(np.uint64), width)
+def _write(file: io.BytesIO, numbers: NDArray[Any]) -> None:
+    """Numbers about their mean, in blocks: as long as a sum, they are not held twice.
+
+    Gaussian numbers take a bit less so than all of them in the width of the widest (Rice 1979, "Some practical universal
+    noiseless coding techniques"): of each the lowest k bits, and as many zeros as the rest says, then a one.
+    """
+    for start in range(0, len(numbers), _BLOCK):
+        block = numbers[start : start + _BLOCK].astype(np.int64)
+        centre = int(np.rint(block.mean()))
+        block -= centre
+        folded = ((block << 1) ^ (block >> 63)).view(np.uint64)  # 0, -1, 1, -2, 2 .. are 0, 1, 2, 3, 4 ..
+        width = max(1, int(folded.max()).bit_length())
+        usual = int(folded.mean()).bit_length()
+        longest = {k: int((folded >> np.uint64(k)).sum()) for k in range(max(1, usual - 2), min(usual + 1, width - 1) + 1)}
+        cost, low = min((k * len(block) + len(block) + rest, k) for k, rest in (longest | {width: 0}).items())
+        if low == width or cost >= width * len(block) or longest[low] > (_ZEROS - 1) * len(block):
+            low, ones = width, b""
+        else:
+            ends = np.cumsum((folded >> np.uint64(low)).astype(np.int64) + 1) - 1
+            bits = np.zeros(int(ends[-1]) + 1, dtype=np.uint8)
+            bits[ends] = 1
+            ones = np.packbits(bits).tobytes()
+        file.write(centre.to_bytes(8, "little", signed=True) + bytes([low]) + len(ones).to_bytes(4, "little"))
+        file.write(pack_numbers(folded & np.uint64((1 << low) - 1), low))
+        file.write(ones)
 
 
 def _unpacked(data: bytes | memoryview, count: int) -> tuple[Integers, memoryview]:
     """So many numbers, and what stands behind them."""
-    view = memoryview(data)
-    if len(view) < _HEAD or not 1 <= (width := view[8]) <= _WIDEST:
-        raise HostileInput("An opened sum is malformed.")
-    low, end = int.from_bytes(view[:8], "little", signed=True), _HEAD + packed_size(count, width)
-    if abs(low) >= 1 << 60:
-        raise HostileInput("An opened sum has a number out of range.")
-    numbers = unpack_numbers(view[_HEAD:end], count, width, "part of an opened sum").view(np.int64)
-    return numbers + low, view[end:]
+    view, numbers = memoryview(data), np.empty(count, dtype=np.int64)
+    for start in range(0, count, _BLOCK):
+        size = min(_BLOCK, count - start)
+        if len(view) < _HEAD or not 1 <= (low := view[8]) <= _WIDEST:
+            raise HostileInput("An opened sum is malformed.")
+        centre, length = (int.from_bytes(view[:8], "little", signed=True), int.from_bytes(view[9:_HEAD], "little"))
+        end = _HEAD + packed_size(size, low)
+        if abs(centre) >= 1 << 60 or 8 * length > _ZEROS * size + 7 or len(view) < end + length:
+            raise HostileInput("An opened sum has a number out of range.")
+        folded = unpack_numbers(view[_HEAD:end], size, low, "part of an opened sum")
+        if length:
+            ends = np.flatnonzero(np.unpackbits(np.frombuffer(view[end : end + length], dtype=np.uint8)))
+            rest = np.diff(ends, prepend=-1) - 1
+            if len(ends) != size or ends[-1] // 8 + 1 != length or int(rest.max()).bit_length() + low > _WIDEST:
+                raise HostileInput("An opened sum is malformed.")
+            folded |= rest.astype(np.uint64) << np.uint64(low)
+        numbers[start : start + size] = (folded >> np.uint64(1)).view(np.int64) ^ -(folded & np.uint64(1)).view(np.int64)
+        numbers[start : start + size] += centre
+        view = view[end + length :]
+    return numbers, view

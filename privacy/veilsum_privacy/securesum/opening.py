@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.check_words import sum_digest
 from veilsum_privacy.securesum.integer_products import IntegerProducts
-from veilsum_privacy.securesum.key_shares import open_keys, share_digest
+from veilsum_privacy.securesum.key_shares import open_keys, share_digest, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
 from veilsum_privacy.securesum.products import KeyProducts, common_products, is_installed
 from veilsum_privacy.securesum.ring import RingParameters
@@ -39,9 +39,8 @@ class Contribution:
 
     def digest(self, plan: OneTimePlan, context: bytes) -> bytes:
         """D, of a sum."""
-        return sum_digest(
-            context, share_digest(self.share, plan.ring, plan.cohort), coefficients_digest(self.coefficients, plan.ring)
-        )
+        share = share_digest(share_to_bytes(self.share, plan.ring, plan.cohort))
+        return sum_digest(context, share, coefficients_digest(self.coefficients, plan.ring))
 
 
 class Total:

@@ -7,13 +7,14 @@ AES-256 in counter mode, so that a weakness of either cipher leaves one of the f
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
@@ -39,6 +40,8 @@ class StreamPurpose(StrEnum):
 
 _OF_DATA = frozenset({StreamPurpose.PAIR_DATA, StreamPurpose.SELF_DATA})
 _PREFIX = "veilsum/6/"
+_START = bytes(16)
+_COUNTER = modes.CTR(_START)
 
 
 def derived_key(secret: bytes, purpose: StreamPurpose, context: bytes, *more: bytes) -> bytes:
@@ -47,9 +50,30 @@ def derived_key(secret: bytes, purpose: StreamPurpose, context: bytes, *more: by
 
 
 def hkdf(secret: bytes, label: str, *parts: bytes) -> bytes:
-    """HKDF-SHA256 (RFC 5869) of a secret to 32 bytes, bound to a label and to length-prefixed parts."""
-    info = b"".join(len(part).to_bytes(4, "big") + part for part in (label.encode(), *parts))
-    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
+    """HKDF-SHA256 (RFC 5869) of a secret to 32 bytes, without a salt, bound to a label and to length-prefixed parts."""
+    return hmac.digest(hmac.digest(bytes(32), secret, "sha256"), _info(label, parts), "sha256")
+
+
+@lru_cache(maxsize=64)
+def _info(label: str, parts: tuple[bytes, ...]) -> bytes:
+    """What the first and only block of the output is of; many secrets are bound to the same."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in (label.encode(), *parts)) + b"\x01"
+
+
+class _Form(NamedTuple):
+    """How words below a bound are read: held to which bound unless it is a power of two, cut by which mask, of which type."""
+
+    bound: np.uint64 | None
+    cut: np.uint64
+    type: np.dtype[np.unsignedinteger]
+
+
+@lru_cache(maxsize=64)
+def _form(bound: int) -> _Form:
+    bits = (bound - 1).bit_length()
+    whole = bound == 1 << bits
+    size = next(size for size in (2, 4, 8) if bits <= 8 * size) if whole else 8
+    return _Form(None if whole else np.uint64(bound), np.uint64((1 << bits) - 1), np.dtype(f"<u{size}"))
 
 
 class WordStream:
@@ -66,15 +90,10 @@ class WordStream:
     def __init__(self, secret: bytes, purpose: StreamPurpose, context: bytes, *more: bytes, bound: int) -> None:
         key = derived_key(secret, purpose, context, *more)
         if purpose in _OF_DATA:
-            self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+            self._encryptor = Cipher(algorithms.ChaCha20(key, _START), mode=None).encryptor()
         else:
-            self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        bits = (bound - 1).bit_length()
-        whole = bound == 1 << bits
-        self._bound = None if whole else np.uint64(bound)
-        self._cut = np.uint64((1 << bits) - 1)
-        size = next(size for size in (2, 4, 8) if bits <= 8 * size) if whole else 8
-        self._type = np.dtype(f"<u{size}")
+            self._encryptor = Cipher(algorithms.AES(key), _COUNTER).encryptor()
+        self._bound, self._cut, self._type = _form(bound)
 
     def take(self, count: int) -> Words:
         """The next ``count`` words, (count,) uint64."""
