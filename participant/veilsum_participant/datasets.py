@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, VeilsumError
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.settings.query import Images, Source, SourceQuery, is_npz
+from veilsum_participant.settings.query import Derived, Source, SourceQuery, is_npz
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -55,7 +55,7 @@ def record_bytes(schema: DatasetSchema) -> int:
 
 def comes_in_batches(source: Source) -> bool:
     """Whether a source that is read in batches takes less memory than all its records do: everything but npz files."""
-    table = source.table if isinstance(source, Images) else source
+    table = source.table if isinstance(source, Derived) else source
     return isinstance(table, SourceQuery) or not is_npz(table)
 
 

@@ -82,6 +82,7 @@ def test_what_shares_a_process_with_the_signing_key_is_counted_and_grows_no_more
         "PIL",
         "pydicom",
         "nibabel",
+        "sentencepiece",
     )
     assert [name for name in strangers if name in modules] == []
     assert [

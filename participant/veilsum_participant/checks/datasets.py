@@ -10,12 +10,11 @@ from veilsum_node.process.check import Check, CheckOutcome
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.check import AGREED
-from veilsum_participant.data.images import check_images
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.data.sources import asked_query, found_columns, query_rows, reader_of
+from veilsum_participant.data.sources import asked_query, check_derived, found_columns, query_rows, reader_of
 from veilsum_participant.data.table import require_columns
 from veilsum_participant.settings.dataset_config import MISSES, DatasetConfig, named_in_records
-from veilsum_participant.settings.query import Images, Source, SourceQuery, TextFile, is_document, is_json, pixel_names
+from veilsum_participant.settings.query import Derived, Source, SourceQuery, TextFile, is_document, is_json
 from veilsum_privacy.study.schema import DatasetSchema
 
 _TEXTS, _LONGEST = 10, 60
@@ -61,11 +60,12 @@ def dataset(
         yield Check(label, CheckOutcome.WARNING, detail, advice)
     if unread := sum(report.unread.values()):
         why = ", ".join(f"{reason} ({count:,})" for reason, count in Counter(report.unread).most_common())
-        told = f"{unread:,} of {counted(report.records, 'record')} have no pixels: {why}"
-        yield Check(label, CheckOutcome.WARNING, told, "All pixels of these records count as missing.")
-    pixels = () if offered.images is None else pixel_names(offered.images.shape)
+        what = "pixels" if offered.texts is None else "tokens"
+        told = f"{unread:,} of {counted(report.records, 'record')} have no {what}: {why}"
+        yield Check(label, CheckOutcome.WARNING, told, f"All {what} of these records count as missing.")
+    derived = set(offered.derived)
     for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
-        if column in pixels and kinds == {FindingKind.MISSING: unread}:
+        if column in derived and kinds == {FindingKind.MISSING: unread}:
             continue
         known = all(kind in AGREED for kind in kinds)  # what becomes of it was agreed
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
@@ -171,8 +171,8 @@ def _toml_text(text: str) -> str:
 
 def _stated(label: str, offered: DatasetConfig, asked: Sequence[str]) -> Iterator[Check]:
     """Whether the site states the columns, where studies are refused otherwise; and those of a schema that was checked."""
-    pixels = () if offered.images is None else pixel_names(offered.images.shape)
-    wanted = [name for name in asked if name not in pixels]
+    derived = set(offered.derived)
+    wanted = [name for name in asked if name not in derived]
     if not offered.columns and named_in_records(offered):
         advice = f"State them with the dataset: columns = [{', '.join(map(_toml_text, wanted))}]"
         if not asked:
@@ -186,8 +186,8 @@ def _stated(label: str, offered: DatasetConfig, asked: Sequence[str]) -> Iterato
 
 def _there(label: str, source: Source, offered: DatasetConfig) -> Check:
     """What can be said of a dataset without a schema and without a record."""
-    if isinstance(source, Images):
-        check_images(source)
+    if isinstance(source, Derived):
+        check_derived(source)
         source = source.table
     if isinstance(source, SourceQuery) or (offered.columns and named_in_records(offered)):
         (found,) = reader_of(source).layout()

@@ -27,17 +27,18 @@ from veilsum_participant.data.npz_files import NpzReader
 from veilsum_participant.data.parquet_files import ParquetReader
 from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, yielded
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
+from veilsum_participant.data.texts import load_tokenizer, token_columns
 from veilsum_participant.settings.dataset_config import header_conflict
 from veilsum_participant.settings.query import (
     PLAIN,
     Bucket,
+    Derived,
     Images,
     Source,
     SourceQuery,
     TextFile,
     is_csv,
     is_npz,
-    pixel_names,
 )
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
@@ -89,15 +90,15 @@ def check_structure(
         Unavailable: the database, or the store, is away.
         ConfigurationError: the database's URL, or a package that it needs, is missing.
     """
-    if isinstance(source, Images):
-        check_images(source)
+    if isinstance(source, Derived):
+        check_derived(source)
     _checked(source, schema, subject, header, columns)
 
 
 def _checked(
     source: Source, schema: DatasetSchema, subject: str | None, header: bool | None, columns: Sequence[str] = ()
 ) -> Reader:
-    own = _beside_pixels(source, schema) if isinstance(source, Images) else schema
+    own = _beside_derived(source, schema) if isinstance(source, Derived) else schema
     reader = reader_of(source, own, subject)
     if isinstance(reader, CsvReader) and header not in (None, schema.header):
         advice = "State `header` under [datasets] in participant.toml as the file is, or use a schema that fits it."
@@ -161,8 +162,8 @@ class SourceTables:
             keep: which rows of a table are wanted, by the place of its first row among all, their number and their subjects.
             wanted: whether any row from one place to before another is; others may be left out.
         """
-        images = self.source if isinstance(self.source, Images) else None
-        own = self.schema if images is None else _beside_pixels(images, self.schema)
+        made = self.source if isinstance(self.source, Derived) else None
+        own = self.schema if made is None else _beside_derived(made, self.schema)
         subject = self.subject if subjects else None
         source, query = _table(self.source), asked_query(self.source)
         decimal = source.dialect.decimal if isinstance(source, TextFile) else PLAIN.decimal
@@ -176,7 +177,7 @@ class SourceTables:
                 if table.rows and not kept.any():
                     continue
                 table = table if kept.all() else table.filter(kept)
-            yield table if images is None else _with_pixels(images, table, self.schema)
+            yield table if made is None else _with_derived(made, table, self.schema)
 
 
 @contextmanager
@@ -239,7 +240,7 @@ def query_rows(query: SourceQuery, names: Sequence[str] = ()) -> Any:
 
 
 def asked_query(source: Source) -> SourceQuery | None:
-    """The query that a source is, or that names its images; None without one."""
+    """The query that a source is, or that its images or texts are of; None without one."""
     table = _table(source)
     return table if isinstance(table, SourceQuery) else None
 
@@ -267,21 +268,31 @@ def _query_reader(query: SourceQuery) -> Reader:
 
 
 def _table(source: Source) -> Path | Bucket | TextFile | SourceQuery:
-    """What a source's columns are read from, but for pixels."""
-    return source.table if isinstance(source, Images) else source
+    """What a source's columns are read from, but for pixels and tokens."""
+    return source.table if isinstance(source, Derived) else source
 
 
-def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:
-    """The schema of what is read from the table itself: no pixels, and the column that names files."""
-    pixels = set(pixel_names(images.shape))
-    columns = [column for column in schema.columns if column.name not in pixels]
-    if images.column not in {column.name for column in columns}:
-        columns.append(CategoryColumn(name=images.column, categories=("a file", "another")))  # a text, whatever it says
+def check_derived(source: Derived) -> None:
+    """Check that what makes pixels or tokens is there.
+
+    Raises:
+        DataError, ConfigurationError: it is not.
+    """
+    check_images(source) if isinstance(source, Images) else load_tokenizer(source)
+
+
+def _beside_derived(source: Derived, schema: DatasetSchema) -> DatasetSchema:
+    """The schema of what is read from the table itself: without pixels or tokens, with what they are made of."""
+    derived = set(source.derived)
+    columns = [column for column in schema.columns if column.name not in derived]
+    if source.column not in {column.name for column in columns}:
+        columns.append(CategoryColumn(name=source.column, categories=("a text", "another")))  # whatever it says
     return schema.model_copy(update={"columns": tuple(columns)})
 
 
-def _with_pixels(images: Images, table: Table, schema: DatasetSchema) -> Table:
+def _with_derived(source: Derived, table: Table, schema: DatasetSchema) -> Table:
     wanted = [name for name in schema.file_columns if name not in table.columns]
-    pixels, unread = pixel_columns(images, table.columns[images.column], wanted)
-    columns = table.columns | pixels
+    cells = table.columns[source.column]
+    made, unread = pixel_columns(source, cells, wanted) if isinstance(source, Images) else token_columns(source, cells, wanted)
+    columns = table.columns | made
     return replace(table, columns={name: columns[name] for name in schema.file_columns}, unread=unread)

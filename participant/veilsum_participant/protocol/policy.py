@@ -17,7 +17,7 @@ from veilsum_node.phrases import counted, listed
 from veilsum_participant.settings.config import ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import header_conflict, named_in_records
 from veilsum_participant.settings.encoder_files import find_path
-from veilsum_participant.settings.query import is_csv, pixel_names
+from veilsum_participant.settings.query import is_csv
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
@@ -214,8 +214,8 @@ def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
                 f"State them as {key}; `veilsum participant check --columns` shows what the file has.",
             )
         return
-    pixels = () if dataset.images is None else pixel_names(dataset.images.shape)
-    asked = [name for name in study.data.file_columns if name not in pixels]
+    derived = set(dataset.derived)
+    asked = [name for name in study.data.file_columns if name not in derived]
     if others := [name for name in asked if name not in dataset.columns]:
         told = listed([repr(name) for name in others[:5]])
         yield Refusal(

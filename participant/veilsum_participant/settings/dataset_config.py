@@ -31,8 +31,11 @@ from veilsum_participant.settings.query import (
     Source,
     SourceQuery,
     TextFile,
+    Texts,
     is_csv,
     is_json,
+    pixel_names,
+    token_names,
 )
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 
@@ -80,6 +83,22 @@ class ImagesConfig(Frozen):
         if math.prod(value) > 4096:
             raise ValueError("a schema has at most 4096 columns, one a pixel")
         return value
+
+
+class TextsConfig(Frozen):
+    """A column of texts, which becomes columns of tokens.
+
+    Attributes:
+        column: the dataset's column of texts.
+        tokenizer: file of a SentencePiece model, relative to the configuration file.
+        sha256: of that file; its first eight digits are part of the columns' names.
+        length: tokens of a text that are kept, the first ones.
+    """
+
+    column: ColumnName = "text"
+    tokenizer: Path
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    length: StrictInt = Field(ge=1, le=4096)
 
 
 class BucketConfig(Frozen):
@@ -141,6 +160,7 @@ class DatasetConfig(Frozen):
         joined: whether a person may have several of a query's rows, as where tables are joined. Then the dataset needs
             ``subject``, and studies must have the unit "subject". The default of a query is true.
         images: files that the records name, whose pixels are further columns.
+        texts: a column of texts, whose tokens are further columns.
         memory: MiB of records that are held. Where a study's schema admits more, sums over records read the dataset anew for
             each release, in batches (:mod:`veilsum_participant.data.stream`). That follows from the schema's ``max_records``
             and columns, never from the records.
@@ -173,6 +193,7 @@ class DatasetConfig(Frozen):
     timeout: StrictInt = Field(default=300, ge=1, le=86400)
     joined: StrictBool | None = None
     images: ImagesConfig | None = None
+    texts: TextsConfig | None = None
     memory: StrictInt = Field(default=512, ge=1, le=1 << 24)
     most_records: StrictInt = Field(default=0, ge=0, le=1 << 36)
     schema_file: Path | None = None
@@ -182,6 +203,12 @@ class DatasetConfig(Frozen):
     def _distinct(self) -> Self:
         if len(set(self.columns)) < len(self.columns):
             raise ValueError("columns names one twice")
+        return self
+
+    @model_validator(mode="after")
+    def _derived_once(self) -> Self:
+        if self.images is not None and self.texts is not None:
+            raise ValueError("images and texts are of two datasets")
         return self
 
     @model_validator(mode="after")
@@ -245,7 +272,16 @@ class DatasetConfig(Frozen):
             ConfigurationError: the file of the query cannot be read.
         """
         table = self._table(name)
-        return table if self.images is None else Images(table, self.images.folder, self.images.column, self.images.shape)
+        if self.images is not None:
+            return Images(table, self.images.folder, self.images.column, self.images.shape)
+        return table if self.texts is None else Texts(table, **dict(self.texts))
+
+    @property
+    def derived(self) -> Sequence[str]:
+        """Names of the columns that are made of others: pixels, or tokens."""
+        if self.images is not None:
+            return pixel_names(self.images.shape)
+        return () if self.texts is None else token_names(self.texts.sha256, self.texts.length)
 
     def misses(self, name: str) -> SourceQuery | None:
         """The query about what the dataset's own leaves aside; None without one.

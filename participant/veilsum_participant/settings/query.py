@@ -147,14 +147,55 @@ class Images:
     def __str__(self) -> str:
         return f"{self.table} with the images of {self.folder}"
 
+    @property
+    def derived(self) -> list[str]:
+        """Names of the columns that it adds."""
+        return pixel_names(self.shape)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A table's column of texts, as tokens.
+
+    Attributes:
+        table: what is read for all columns but the tokens.
+        column: the table's column of texts.
+        tokenizer: file of a SentencePiece model.
+        sha256: of that file.
+        length: tokens of a text that are kept.
+    """
+
+    table: Path | Bucket | TextFile | SourceQuery
+    column: str
+    tokenizer: Path
+    sha256: str
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.table} with the tokens of {self.column!r}"
+
+    @property
+    def derived(self) -> list[str]:
+        """Names of the columns that it adds."""
+        return token_names(self.sha256, self.length)
+
+
+def token_names(sha256: str, length: int) -> list[str]:
+    """Names of the columns of a text's tokens, in order: with the beginning of the tokenizer's hash, so that sites which have
+    different ones offer different columns."""
+    return [f"token{place}_{sha256[:8]}" for place in range(length)]
+
 
 def pixel_names(shape: tuple[int, int, int]) -> list[str]:
     """Names of the columns of an image's pixels, ``pixel0`` first; the last axis runs fastest."""
     return [f"pixel{place}" for place in range(math.prod(shape))]
 
 
-Source: TypeAlias = Path | Bucket | TextFile | SourceQuery | Images
-"""A file, a folder or a glob of Parquet files; the same in S3; a query; or one of these with images."""
+Derived = Images | Texts
+"""A table, and columns that are made of one of its own."""
+
+Source: TypeAlias = Path | Bucket | TextFile | SourceQuery | Derived
+"""A file, a folder or a glob of Parquet files; the same in S3; a query; or one of these with images or tokens."""
 
 PARQUET = (".parquet", ".pq")
 """Suffixes of Parquet files."""

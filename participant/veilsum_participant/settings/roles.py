@@ -156,6 +156,8 @@ def record_files(offered: DatasetConfig) -> tuple[Path, ...]:
     named = [path for path in (offered.path, *offered.files.values()) if path is not None]
     if offered.images is not None:
         named.append(offered.images.folder)
+    if offered.texts is not None:
+        named.append(offered.texts.tokenizer)
     if (url := _url(offered)).startswith("sqlite") and (place := urlsplit(url).path[1:]):
         named += [Path(f"{place}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")]
     return tuple(_unfolded(path) for path in named)
