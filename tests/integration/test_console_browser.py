@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -339,8 +339,10 @@ def test_nothing_listens_that_was_not_started(consoles: Consoles) -> None:
 
 def listening(pid: int) -> set[str]:
     """Addresses that a process listens on, by the kernel's tables."""
-    sockets = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if "socket:" in str(link.readlink())}
-    found = set()
+    sockets, found = set(), set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(link.readlink().name)
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()

@@ -95,6 +95,7 @@ MODELS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parameters", MODELS, ids=range(len(MODELS)))
 def test_members_take_the_steps_that_the_method_takes(between: Between, tmp_path: Path, parameters: dict[str, Any]) -> None:
     """To the bit, with every optimiser: nobody fetches a model, and whoever verifies the result makes the same again."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_server, wait_for
-from support.processes import Process, Processes, command, count, running_processes
+from support.processes import Process, Processes, command, count, gone, running_processes
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
@@ -55,18 +56,13 @@ def children(pid: int) -> dict[str, int]:
     """Processes that a launcher started, by what they are: ``front``, ``guard``, ``reader``, ``compiler``."""
     found: dict[str, int] = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        module = words[3].decode() if words[1:3] == [b"-P", b"-m"] else ""
-        found[MODULES.get(module, "guard")] = int(child)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if part := MODULES.get(words[3].decode() if words[1:3] == [b"-P", b"-m"] else ""):
+                found[part] = int(child)
+            elif words != [b""]:  # it has not ended
+                found.setdefault("guard", int(child))  # a later one is none of the others yet
     return found
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, be it waited for or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def _begin(network: Processes) -> bytes:

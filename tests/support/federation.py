@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.fresh import COORDINATOR, LEDGER, PARTICIPANT, fresh_database
+from support.kits import fresh_kit
 from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum.local.federation import LocalFederation
@@ -18,7 +19,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.identity import Credentials, Label, load_credentials
-from veilsum_node.identity.kit import Kit, make_kit
+from veilsum_node.identity.kit import Kit
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.protocol.core import ParticipantCore
@@ -137,14 +138,16 @@ class Parties:
         kit: identities.
         names: of the sites; studies are of these.
         analyst: who signs studies.
+        credentials: of the sites, as they were made.
         policy: of every site; it pins all of them.
     """
 
     def __init__(self, directory: Path, data: Data, *, clock: Callable[[], int] = unix_time, **policy: Any) -> None:
-        self.kit: Kit = make_kit(directory, sorted(data), clock=clock)
+        self.kit: Kit = fresh_kit(directory, sorted(data), clock)
         self.clock, self.names = clock, sorted(data)
         self.analyst: Credentials = load_credentials(self.kit.analyst.identity, clock())
-        pins = {party.name: load_credentials(party.identity, clock()).identity.fingerprint for party in self.kit.participants}
+        self.credentials = {party.name: load_credentials(party.identity, clock()) for party in self.kit.participants}
+        pins = {name: found.identity.fingerprint for name, found in self.credentials.items()}
         values: dict[str, Any] = {
             "analysts": ("*",),
             "trusted": pins,
@@ -227,7 +230,9 @@ def make_bed(
     """Make identities, sites with data and ledgers, and a hub; by default with a clock that stands still."""
     clock = clock or Clock()
     bed = TestBed(directory, data, clock=clock, **policy)
-    bed.sites = {name: open_test_site(bed.config(name), clock, random(name), budget) for name in bed.names}
+    bed.sites = {
+        name: open_test_site(bed.config(name), clock, random(name), budget, bed.credentials[name]) for name in bed.names
+    }
     graphs = Graphs()  # follow from what is public: what one site traced, the others need not trace again
     for site in bed.sites.values():
         site.studies.tried.graphs = site.studies.graphs = graphs
@@ -239,10 +244,14 @@ def make_bed(
 
 
 def open_test_site(
-    config: ParticipantConfig, clock: Clock, random: RandomSource, budget: tuple[float | None, float] | None = None
+    config: ParticipantConfig,
+    clock: Clock,
+    random: RandomSource,
+    budget: tuple[float | None, float] | None = None,
+    credentials: Credentials | None = None,
 ) -> Site:
-    """Open a site as its process would, with a test's clock and randomness."""
-    credentials = load_credentials(config.identity, clock())
+    """Open a site as its process would, with a test's clock and randomness, and credentials if they were read already."""
+    credentials = credentials or load_credentials(config.identity, clock())
     database = fresh_database(config.state, LEDGER, PARTICIPANT)
     ledger = open_ledger(database, credentials, clock)
     if budget is not None and ledger.budget(DATASET) is None:

@@ -49,6 +49,14 @@ OVER = ("finished", "failed", "aborted")
 VEILSUM = ("-m", "veilsum_deploy.cli")
 
 
+def gone(pid: int) -> bool:
+    """Whether a process has ended, be it waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 class Process:
     """One child process, its output in a file.
 

@@ -243,6 +243,7 @@ def test_a_decimal_comma_is_a_decimal_point(tmp_path: Path, value: float, places
     np.testing.assert_array_equal(found.features, load_records(tmp_path / "p.csv", schema)[0].features)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
 @pytest.mark.parametrize("compression", ["", *COMPRESSIONS])
 @pytest.mark.parametrize("name", ["t.ndjson", "t.json"])

@@ -326,6 +326,7 @@ SPLINE = "bs(bmi, knots=[25, 32])"
 SPLINE_WITH = "bs(bmi, knots=[25, 32], lower_bound=10, upper_bound=60)"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
 def test_without_noise_strata_and_late_entry_are_lifelines(

@@ -326,6 +326,7 @@ def test_packed_numbers_come_back(width: int, count: int, random: object) -> Non
             unpack_numbers(data[:-1] + bytes([data[-1] | 0x80]), count, width, "vector")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("width", PACKED_WIDTHS)
 def test_vectors_of_all_lengths_are_packed_alike(width: int) -> None:
     """Few bits, many, whole groups of 64: every way of packing, held to one long integer; also what is not a row in memory."""

@@ -54,6 +54,10 @@ FINE_STEPS = 128
 PROBES = 64
 """Made-up records on which a derived number must have a value once."""
 
+MOST_CHECKED = 64
+_CHECKED = set[tuple[DatasetSchema, tuple["DerivedColumn", ...]]]()
+"""What was found to have values: a study's tasks are made again and again, and this takes longest. All of it is public."""
+
 Text = Annotated[str, StringConstraints(max_length=MAX_LENGTH)]
 
 
@@ -169,7 +173,12 @@ class Columns:
         self._sums: dict[str, tuple[Product, ...]] = {}
         for item in derived:
             self._derive(item)
-        self._check_numbers(schema)
+        stated = schema, tuple(derived)
+        if self._sums and stated not in _CHECKED:
+            self._check_numbers(schema)
+            if len(_CHECKED) >= MOST_CHECKED:
+                _CHECKED.clear()
+            _CHECKED.add(stated)
 
     def _derive(self, item: DerivedColumn) -> None:
         if item.name in self.domains:
@@ -189,8 +198,6 @@ class Columns:
         Raises:
             HostileInput: a number is infinite or undefined wherever its columns lie, so that it would say nothing of anybody.
         """
-        if not self._sums:
-            return
         record, found = record_of(schema.width, labelled=schema.label is not None), dict[str, Cells]()
         valued = list[Value]()
         for name in self._sums:
