@@ -20,7 +20,7 @@ from support.consoles import ask
 from support.federation import make_request, schema_of
 from support.hostile import Adversary, make_adversary
 from support.identity_provider import CLIENT, IdentityProvider
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.processes import VEILSUM, lasting_port, write_participant, write_toml
 from support.tools import need_tool
 from veilsum_deploy.provision import EndpointAuthority
@@ -182,7 +182,7 @@ def test_a_link_and_a_large_export_come_through(site: Site) -> None:
 @pytest.mark.system
 def test_the_proxys_word_counts_for_nothing_but_the_host(site: Site) -> None:
     """Names in headers log nobody in, another host is sent away, and a form of another origin counts for nothing."""
-    with httpx.Client(base_url=f"https://127.0.0.1:{site.port}", verify=False) as client:  # noqa: S501
+    with httpx.Client(base_url=f"https://127.0.0.1:{site.port}", verify=False, timeout=PATIENCE) as client:  # noqa: S501
         names = {"X-Forwarded-User": "Olga Maier", "Remote-User": "Olga Maier", "X-Forwarded-Host": HOST}
         answer = client.get("/", headers={"Host": HOST, **names})
         assert (answer.status_code, answer.headers["location"]) == (303, "/login")

@@ -20,7 +20,7 @@ from support.commands import veilsum
 from support.consoles import ask
 from support.federation import make_request, schema_of
 from support.hostile import Adversary, make_adversary
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.processes import VEILSUM, write_participant
 from support.tools import need_tool
 from veilsum_node.errors import StateError
@@ -100,7 +100,7 @@ def test_the_consoles_user_cannot_open_a_record_and_decides_all_the_same(attack:
     share(directory / "participant.db")
     tried = child("-c", "import sys; open(sys.argv[1], 'rb').read()", str(records), stderr=subprocess.PIPE)
     assert "PermissionError" in tried.communicate(timeout=240)[1]
-    with console(directory) as url, httpx.Client(base_url=url) as client:
+    with console(directory) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         links = Links(directory / "participant.console-links", attack.bed.clock)
         client.post("/enter", data={"token": links.add(person("Olga Maier", [PersonRole.OFFICER]))})
         page = client.get(f"/study/{attack.key.hex()}").text
@@ -140,7 +140,7 @@ def test_it_serves_on_its_socket_under_its_unit(attack: Adversary) -> None:
         links = Links(directory / "participant.console-links", attack.bed.clock)
         token = links.add(person("Olga Maier", [PersonRole.OFFICER]))
         transport = httpx.HTTPTransport(uds=str(socket))
-        with httpx.Client(base_url="http://veilsum.hospital.example", transport=transport) as client:
+        with httpx.Client(base_url="http://veilsum.hospital.example", transport=transport, timeout=PATIENCE) as client:
             answer = client.post("/enter", data={"token": token}, headers={"Origin": "https://veilsum.hospital.example"})
             assert answer.status_code == 303, log.read_text()
             session = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}  # which a client without TLS would not send
