@@ -1,9 +1,9 @@
 """Topics of short texts by a frozen transformer: ``python -m evaluations.texts --fortunes /usr/share/games/fortunes``.
 
-The texts are those of Debian's package ``fortunes``, of four of its files, which are the classes. A fifth of them, chosen by their
-hash, counts as public: a SentencePiece model is learned from it, and a transformer of one layer, to tell words that were left
-out. Both are frozen. The rest lies at four sites; three tenths of it are held out. The table has the accuracy of ``fedcgs`` on the
-network's features, without encryption, beside each site alone and all records in one place without noise.
+The texts are those of Debian's package ``fortunes``, of four of its files, which are the classes. A fifth of them, chosen by
+their hash, counts as public: a SentencePiece model is learned from it, and a transformer of one layer, to tell words that were
+left out. Both are frozen. The rest lies at four sites; three tenths of it are held out. The table has the accuracy of
+``fedcgs`` on the network's features beside each site alone and all records in one place, both without noise.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import io
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import sentencepiece
@@ -23,7 +23,7 @@ import veilsum
 from evaluations.tables import line, mean_with_error, print_table
 from veilsum_aggregation.arrays import Floats
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.settings.query import TextFile, Texts
+from veilsum_participant.settings.query import PLAIN, TextFile, Texts
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 
 CLASSES = ("computers", "definitions", "knghtbrd", "songs-poems")
@@ -64,7 +64,7 @@ def pretrained(tokens: torch.Tensor, steps: int) -> Transformer:
         told = guess(network.words(torch.where(hidden, 1, batch)))[hidden]  # 1 is the tokenizer's unknown token
         loss = torch.nn.functional.cross_entropy(told, batch[hidden])
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return network.eval()
 
@@ -84,7 +84,7 @@ def tokens_of(texts: Sequence[str], tokenizer: Path, directory: Path) -> tuple[D
     """The columns that a site makes of them: their schema, and (n, tokens)."""
     file = directory / "texts.csv"
     file.write_text("text\n" + "".join('"' + text.replace('"', '""') + '"\n' for text in texts), encoding="utf-8")
-    source = Texts(TextFile(file), "text", tokenizer, hashlib.sha256(tokenizer.read_bytes()).hexdigest(), LENGTH)
+    source = Texts(TextFile(file, PLAIN), "text", tokenizer, hashlib.sha256(tokenizer.read_bytes()).hexdigest(), LENGTH)
     schema = DatasetSchema(columns=tuple(NumberColumn(name=name, low=0, high=VOCABULARY) for name in source.derived))
     columns = read_table(source, schema).columns
     return schema, np.stack([columns[name].to_numpy() for name in source.derived], axis=1)
@@ -111,12 +111,13 @@ def run(folder: Path, runs: int, steps: int, directory: Path) -> None:
         sentence_iterator=iter(public), model_writer=made, vocab_size=VOCABULARY, num_threads=1, minloglevel=2
     )
     tokenizer.write_bytes(made.getvalue())
-    network = pretrained(torch.from_numpy(tokens_of(public, tokenizer, directory)[1]).long(), steps)
+    known = tokens_of(public, tokenizer, directory)[1]
+    network = pretrained(torch.from_numpy(known).long(), steps)
     torch.export.save(torch.export.export(network, (torch.zeros(1, LENGTH),)), program)
     schema, tokens = tokens_of([text for text, _ in own], tokenizer, directory)
     labels = np.array([label for _, label in own])
-    with torch.no_grad():
-        features = network(torch.from_numpy(tokens * (2.0 / VOCABULARY) - 1.0).float()).numpy()
+    clip = float(np.quantile(np.linalg.norm(_features(network, known), axis=1), 0.95))  # of public texts
+    features = _features(network, tokens)
     scores: dict[str, list[float]] = {}
     for seed in range(runs):
         draw = np.random.default_rng(seed)
@@ -125,12 +126,20 @@ def run(folder: Path, runs: int, steps: int, directory: Path) -> None:
         scores.setdefault("each site alone", []).append(float(np.mean(alone)))
         scores.setdefault("in one place, without noise", []).append(_own(features, labels, ~test, test))
         frames = {name: _frame(schema, tokens, labels, ~test & (site == place)) for place, name in enumerate(SITES)}
-        for epsilon, score in _released(frames, schema, program, _frame(schema, tokens, labels, test), labels[test]).items():
+        for epsilon, score in _released(
+            frames, schema, (program, clip), _frame(schema, tokens, labels, test), labels[test]
+        ).items():
             scores.setdefault(epsilon, []).append(score)
     print(f"{len(public)} public texts; {len(own)} at {len(SITES)} sites, 30% of them for testing; {runs} runs\n")
     print_table(
-        ("fedcgs", "accuracy"), [line(name, mean_with_error(100 * np.array(values))) for name, values in scores.items()]
+        ("fedcgs", "accuracy"), [line((name, mean_with_error(100 * np.array(values)))) for name, values in scores.items()]
     )
+
+
+def _features(network: Transformer, tokens: Floats) -> Floats:
+    with torch.no_grad():
+        found: Floats = network(torch.from_numpy(tokens * (2.0 / VOCABULARY) - 1.0).float()).numpy()
+        return found
 
 
 def _own(features: Floats, labels: Any, kept: Any, test: Any) -> float:
@@ -144,20 +153,21 @@ def _frame(schema: DatasetSchema, tokens: Floats, labels: Any, kept: Any) -> Map
 
 
 def _released(
-    frames: Mapping[str, Any], schema: DatasetSchema, program: Path, test: Mapping[str, Any], truth: Any
+    frames: Mapping[str, Any], schema: DatasetSchema, network: tuple[Path, float], test: Mapping[str, Any], truth: Any
 ) -> dict[str, float]:
     classes = [{"name": name, "values": [name]} for name in CLASSES]
     content = {**schema.model_dump(), "max_records": 2000, "label": {"column": "topic", "classes": classes}}
-    encoder = {
-        "kind": "program", "format": "exported", "sha256": hashlib.sha256(program.read_bytes()).hexdigest(), "inputs": [LENGTH],
-        "width": WIDTH,
-    }  # fmt: skip
+    program, clip = network
+    digest = hashlib.sha256(program.read_bytes()).hexdigest()
+    encoder = {"kind": "program", "format": "exported", "sha256": digest, "inputs": [LENGTH], "width": WIDTH}
     told = {}
     with veilsum.simulate(frames, content, encoders={"network": program}) as federation:
         for epsilon in (None, *EPSILONS):
             privacy: dict[str, Any] = {"noise": "none"} if epsilon is None else {"epsilon": epsilon}
             dataset = federation.dataset(**privacy)
-            model = dataset.train("fedcgs", encoder=encoder, clip=6.0).run().model(encoder=program)
+            model = cast(
+                veilsum.Classifier, dataset.train("fedcgs", {"clip": clip}, encoder=encoder).run().model(encoder=program)
+            )
             name = "without noise" if epsilon is None else f"epsilon {epsilon:g}"
             told[name] = float(np.mean(np.asarray(model.predict(test)) == truth))
     return told
