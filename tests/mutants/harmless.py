@@ -173,57 +173,57 @@ HARMLESS: dict[str, str] = {
     f"{_ACCOUNTING}/estimate.py::_untilted: direction > 0 -> direction >= 0": _SIGN,
     f"{_ACCOUNTING}/estimate.py::_untilted: 0.0 -> 1.0 (3)": "weights are divided by their sum",
     (
-        f"{_ACCOUNTING}/inversion.py::choose_line: 1 -> 2 (2)"
+        f"{_ACCOUNTING}/estimate.py::choose_line: 1 -> 2 (2)"
     ): "curves do not fall, so no order above half of the largest has the shortest period",
-    f"{_ACCOUNTING}/inversion.py::surely_within: 1 -> 2": "the first value is taken, and there are two",
-    f"{_ACCOUNTING}/inversion.py::surely_within: 0.0 -> 1.0": _FINER,
+    f"{_ACCOUNTING}/estimate.py::surely_within: 1 -> 2": "the first value is taken, and there are two",
+    f"{_ACCOUNTING}/estimate.py::surely_within: 0.0 -> 1.0": _FINER,
     (
-        f"{_ACCOUNTING}/inversion.py::surely_within: log_m - c * epsilon + c * math.log(c / (1 + c)) - math.log1p(c) <= "
+        f"{_ACCOUNTING}/estimate.py::surely_within: log_m - c * epsilon + c * math.log(c / (1 + c)) - math.log1p(c) <= "
         "math.log(delta) -> log_m - c * epsilon + c * math.log(c / (1 + c)) - math.log1p(c) < math.log(delta)"
     ): "where a bound is met exactly the other way is not needed: delta is not exceeded",
-    f"{_ACCOUNTING}/inversion.py::epsilon_by_inversion: 0.0 -> 1.0": _WORK,
-    f"{_ACCOUNTING}/inversion.py::epsilon_by_inversion: work > _LARGEST_WORK -> work >= _LARGEST_WORK": _WORK,
-    f"{_ACCOUNTING}/inversion.py::_solve_inversion: 0 -> 1": "any scale near the largest of M will do: it is taken back",
+    f"{_ACCOUNTING}/estimate.py::epsilon_by_inversion: 0.0 -> 1.0": _WORK,
+    f"{_ACCOUNTING}/estimate.py::epsilon_by_inversion: work > _LARGEST_WORK -> work >= _LARGEST_WORK": _WORK,
+    f"{_ACCOUNTING}/estimate.py::_solve_inversion: 0 -> 1": "any scale near the largest of M will do: it is taken back",
     (
-        f"{_ACCOUNTING}/inversion.py::_solve_inversion: _ROUNDING * spacing / math.pi -> _ROUNDING * spacing * math.pi"
+        f"{_ACCOUNTING}/estimate.py::_solve_inversion: _ROUNDING * spacing / math.pi -> _ROUNDING * spacing * math.pi"
     ): "a bound ten times as large is still a trifle of delta",
-    f"{_ACCOUNTING}/inversion.py::: 300000000.0 -> 600000000.0": _WORK,
-    f"{_ACCOUNTING}/inversion.py::: 44 -> 45": "the bound is some twenty times the largest error found",
-    f"{_ACCOUNTING}/inversion.py::: 44 -> 43": "a bound twice as large is still a trifle of delta",
-    f"{_ACCOUNTING}/inversion.py::: 1 << 14 -> 1 >> 14": _BATCHES,
-    f"{_ACCOUNTING}/inversion.py::: 1 -> 2": _BATCHES,
-    f"{_ACCOUNTING}/inversion.py::: 1 -> 0": _BATCHES,
-    f"{_ACCOUNTING}/inversion.py::: 14 -> 15": _BATCHES,
-    f"{_ACCOUNTING}/inversion.py::: 14 -> 13": _BATCHES,
+    f"{_ACCOUNTING}/estimate.py::: 300000000.0 -> 600000000.0": _WORK,
+    f"{_ACCOUNTING}/estimate.py::: 44 -> 45": "the bound is some twenty times the largest error found",
+    f"{_ACCOUNTING}/estimate.py::: 44 -> 43": "a bound twice as large is still a trifle of delta",
+    f"{_ACCOUNTING}/estimate.py::: 1 << 14 -> 1 >> 14": _BATCHES,
+    f"{_ACCOUNTING}/estimate.py::: 1 -> 2": _BATCHES,
+    f"{_ACCOUNTING}/estimate.py::: 1 -> 0": _BATCHES,
+    f"{_ACCOUNTING}/estimate.py::: 14 -> 15": _BATCHES,
+    f"{_ACCOUNTING}/estimate.py::: 14 -> 13": _BATCHES,
     (
-        f"{_ACCOUNTING}/inversion.py::epsilon_by_inversion: np.arange(points, points + count, dtype=np.float64) -> "
+        f"{_ACCOUNTING}/estimate.py::epsilon_by_inversion: np.arange(points, points + count, dtype=np.float64) -> "
         "np.arange(points, points + count)"
     ): "a float times whole numbers is the same",
-    f"{_ACCOUNTING}/inversion.py::_solve_inversion.missing: total <= 0 -> total < 0": "a bound above 0 is part of the sum",
+    f"{_ACCOUNTING}/estimate.py::_solve_inversion.missing: total <= 0 -> total < 0": "a bound above 0 is part of the sum",
     (
-        f"{_ACCOUNTING}/inversion.py::_solve_inversion.missing: math.log(total) <= log_target + c * epsilon -> "
+        f"{_ACCOUNTING}/estimate.py::_solve_inversion.missing: math.log(total) <= log_target + c * epsilon -> "
         "math.log(total) < log_target + c * epsilon"
     ): _BRACKET,
     (
-        f"{_ACCOUNTING}/inversion.py::_solve_inversion: lower is not None and upper - lower <= _ACCEPTED -> "
+        f"{_ACCOUNTING}/estimate.py::_solve_inversion: lower is not None and upper - lower <= _ACCEPTED -> "
         "upper - lower <= _ACCEPTED"
     ): "what is reached with a bound added is reached without it; for the type checker",
-    f"{_ACCOUNTING}/inversion.py::_solve_inversion: upper - lower <= _ACCEPTED -> upper - lower < _ACCEPTED": _SPARE,
-    f"{_ACCOUNTING}/inversion.py::_smallest: 1e-09 -> 2e-09": _BRACKET,
-    f"{_ACCOUNTING}/inversion.py::_smallest: 1e-09 -> 2e-09 (2)": _BRACKET,
+    f"{_ACCOUNTING}/estimate.py::_solve_inversion: upper - lower <= _ACCEPTED -> upper - lower < _ACCEPTED": _SPARE,
+    f"{_ACCOUNTING}/estimate.py::_smallest: 1e-09 -> 2e-09": _BRACKET,
+    f"{_ACCOUNTING}/estimate.py::_smallest: 1e-09 -> 2e-09 (2)": _BRACKET,
     (
-        f"{_ACCOUNTING}/inversion.py::_smallest: high - low > 1e-07 * max(1.0, high) -> high - low >= 1e-07 * max(1.0, high)"
+        f"{_ACCOUNTING}/estimate.py::_smallest: high - low > 1e-07 * max(1.0, high) -> high - low >= 1e-07 * max(1.0, high)"
     ): _BRACKET,
-    f"{_ACCOUNTING}/inversion.py::_log_moments: 1 -> 2": "there is one value or at least 32",
-    f"{_ACCOUNTING}/inversion.py::_log_moments: 0.0 -> 1.0": "of one value nothing is turned",
-    f"{_ACCOUNTING}/inversion.py::_log_moments: :max(1, _BATCH // int(quadrature.nodes[order[0]])) -> :": _BATCHES,
-    f"{_ACCOUNTING}/inversion.py::_log_moments: 1 -> 2 (3)": _BATCHES,
+    f"{_ACCOUNTING}/estimate.py::_log_moments: 1 -> 2": "there is one value or at least 32",
+    f"{_ACCOUNTING}/estimate.py::_log_moments: 0.0 -> 1.0": "of one value nothing is turned",
+    f"{_ACCOUNTING}/estimate.py::_log_moments: :max(1, _BATCH // int(quadrature.nodes[order[0]])) -> :": _BATCHES,
+    f"{_ACCOUNTING}/estimate.py::_log_moments: 1 -> 2 (3)": _BATCHES,
     (
-        f"{_ACCOUNTING}/inversion.py::_log_moments: _BATCH // int(quadrature.nodes[order[0]]) -> "
+        f"{_ACCOUNTING}/estimate.py::_log_moments: _BATCH // int(quadrature.nodes[order[0]]) -> "
         "_BATCH * int(quadrature.nodes[order[0]])"
     ): _BATCHES,
-    f"{_ACCOUNTING}/inversion.py::_log_moments: direction > 0 -> direction >= 0": _DIRECTION,
-    f"{_ACCOUNTING}/inversion.py::_log_moments: np.errstate(divide='ignore') -> np.errstate()": "whether numpy warns",
+    f"{_ACCOUNTING}/estimate.py::_log_moments: direction > 0 -> direction >= 0": _DIRECTION,
+    f"{_ACCOUNTING}/estimate.py::_log_moments: np.errstate(divide='ignore') -> np.errstate()": "whether numpy warns",
     f"{_ACCOUNTING}/estimate.py::: 20000000.0 -> 40000000.0": _WORK,
     (
         f"{_ACCOUNTING}/estimate.py::_solve: above - np.exp(losses) * other > delta -> above - np.exp(losses) * other >= delta"

@@ -59,7 +59,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/accounting": _ACCOUNTING,
     **{
         f"privacy/veilsum_privacy/accounting/{part}.py": ("tests/unit/test_losses.py", "tests/unit/test_composition.py")
-        for part in ("losses", "inversion", "estimate", "figures")
+        for part in ("losses", "estimate", "figures")
     },
     "privacy/veilsum_privacy/accounting/prices.py": ("tests/unit/test_prices.py",),
     **{f"privacy/veilsum_privacy/accounting/{part}.py": _GAUSSIAN for part in ("domination", "accountant", "gaussian")},

@@ -28,7 +28,7 @@ def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
     key = np.where(opened >= bound // 2, opened - bound, opened)
 
     own = 1 << plan.ring.share_bits(1)
-    share = np.mod(key, own).view(np.uint64) + self_masks(KEY.consent, row.context, [consent], count, own)
+    share = np.mod(key, own).view(np.uint64) + self_masks(KEY.own, row.context, [consent], count, own)
     words = open_words(Contribution(share % np.uint64(own), sent.coefficients), alone, row.context, [consent])
     modulus = plan.ring.plain_modulus
     pairs = masks.pairwise(DATA.pair, plan.words, modulus)

@@ -69,10 +69,13 @@ def test_no_core_file_and_no_look_into_the_memory(tmp_path: Path) -> None:
 
 
 def test_both_starts_harden_before_anything_is_read() -> None:
-    for place in ("participant/veilsum_participant/cli/participant.py", "deploy/veilsum_deploy/coordinator/coordinator.py"):
+    for place, begins, reads in (
+        ("participant/veilsum_participant/session/serving.py", "def serve(", "load_participant_config(config)"),
+        ("deploy/veilsum_deploy/coordinator/coordinator.py", "def start(", "_load(config)"),
+    ):
         text = (ROOT / place).read_text()
-        start = text.index("def start(")
-        assert text.index("harden()", start) < text.index("_load(config)", start), place
+        start = text.index(begins)
+        assert text.index("    harden()", start) < text.index(reads, start), place
 
 
 def test_files_for_connections_are_asked_for() -> None:

@@ -61,7 +61,7 @@ def test_a_folder_where_a_file_is_meant_is_called_one(
     (tmp_path / "FOLDER").mkdir()
     assert veilsum(capsys, "federation", "init", "authority", "--name", "trial")[0] == 0
     text = 'coordinator = "localhost:1"\n{}\n[datasets.records]\npath = "records.csv"\n'
-    for name, line in (("participant", ""), ("state", 'state = "FOLDER"'), ("log", 'log.file = "FOLDER"')):
+    for name, line in (("participant", ""), ("state", 'state = "FOLDER"'), ("log", 'isolation = "none"\nlog.file = "FOLDER"')):
         (tmp_path / f"{name}.toml").write_text(text.format(line))
     (tmp_path / "records.csv").write_text("age\n50\n")
     code, _, err = veilsum(capsys, *words)

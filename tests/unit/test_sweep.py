@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
-from support.studies import agreed
+from support.studies import SITES, agreed
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.parts.alignment import application
 from veilsum_deploy.collections import single
@@ -502,7 +502,8 @@ def test_the_evaluations_compile(path: Path) -> None:
     names_columns = "query" in content or content["method"] == "regression"
     schema = load_schema(HEART_SCHEMA) if names_columns else packaged_dataset("digits").schema
     request = StudyRequest.model_validate({**content, "dataset": "evaluation", "data": schema})
-    study = agreed(request)
+    named = [site for station in content.get("parameters", {}).get("stations", {}).values() for site in station]
+    study = agreed(request, named or SITES)
     assert study.method == content["method"]
     if request.privacy.epsilon is None:
         assert study.privacy.epsilon is None

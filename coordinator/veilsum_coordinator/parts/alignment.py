@@ -13,6 +13,7 @@ A result repeats the arrays of the projection that its study used, so that it is
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -82,6 +83,8 @@ class AlignmentParameters(Frozen):
         mode: ``one-shot`` releases each site's moments per site, noised; ``iterated`` releases sums only.
         covariance: of the reference ``barycenter`` in one-shot mode: the barycenter's, or the plain ``mean`` of the sites', a
             control for what the geometry is worth.
+        explained: whether a result of one-shot mode says how a site that took no part makes its map; it follows from the
+            rest, and studies that were signed before do not state it.
         tau: how far covariances (``barycenter``: means as well) move to the reference, in [0, 1]; by default 0.4.
         rounds: of the fit of ``slopes`` and ``two-way``, by default 10; of the barycenter's fixed point, by default 200 in
             one-shot mode and 20 in iterated mode, where each is a round of all sites.
@@ -93,6 +96,7 @@ class AlignmentParameters(Frozen):
     reference: Annotated[Kind | None, BeforeValidator(_known)] = None
     mode: Literal["one-shot", "iterated"] = "one-shot"
     covariance: Literal["barycenter", "mean"] = Field(default="barycenter", exclude_if=lambda kind: kind == "barycenter")
+    explained: bool | None = Field(default=None, exclude_if=not_)
     tau: Real = Field(default=0.4, ge=0, le=1)
     rounds: int | None = Field(default=None, ge=1, le=1000)
     shrinkage: Literal["auto", "oas", "noised", "ridge", "ledoit-wolf"] = "auto"
@@ -145,7 +149,8 @@ def resolve_alignment(parameters: AlignmentParameters, inputs: Inputs, *, classe
         need_label(inputs, f'alignment with reference = "{reference}"', ', or state reference = "barycenter"')
     _check_shrinkage(parameters, inputs, classes or by_class)
     rounds = parameters.rounds or (10 if by_class else 200 if parameters.mode == "one-shot" else 20)
-    return parameters.model_copy(update={"reference": reference, "rounds": rounds})
+    explained = True if parameters.mode == "one-shot" else None
+    return parameters.model_copy(update={"reference": reference, "rounds": rounds, "explained": explained})
 
 
 def _check_shrinkage(parameters: AlignmentParameters, inputs: Inputs, by_class: bool) -> None:
@@ -232,7 +237,7 @@ def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
         return Aligned({}, release, (), {}, None, {}, summary)
     # The sum holds one site's own noise for each member.
     noise = {name: std / len(release.cohort) ** 0.5 for name, std in release.noise_std.items()}
-    application = {
+    application: dict[str, Any] = {
         "kind": _kind(parameters),
         "source": LABEL,
         "tau": parameters.tau,
@@ -255,13 +260,15 @@ def _one_shot(
     summary |= {**found.convergence, "sites": found.rows + absent}
     matrix, offset = maps_arrays(participants, release.cohort, found.maps)
     arrays = {ALIGNMENT_MATRIX: matrix, ALIGNMENT_OFFSET: offset}
-    application = {
+    application: dict[str, Any] = {
         "kind": "maps",
         "sites": list(participants),
         "matrix": ALIGNMENT_MATRIX,
         "offset": ALIGNMENT_OFFSET,
-        "made_by": {"kind": _kind(parameters), "tau": parameters.tau, "reference": {name: name for name in found.arrays}},
     }
+    if parameters.explained:
+        names = {name: name for name in found.arrays}
+        application["made_by"] = {"kind": _kind(parameters), "tau": parameters.tau, "reference": names}
     return Aligned(arrays, release, found.maps, found.arrays, application, {**arrays, **found.arrays}, summary)
 
 

@@ -111,7 +111,7 @@ def verify_check_words(
     Raises:
         HostileInput: the words are not the sum of what the members sent.
     """
-    pads = self_masks(CHECK.consent, context, consents, CHECKS, modulus, rho)
+    pads = self_masks(CHECK.own, context, consents, CHECKS, modulus, rho)
     for number, product in enumerate(products(words, context, rho)):
         said = sum(answer[number] for answer in answers) - int(pads[number])
         if (product - said) % modulus:

@@ -56,7 +56,7 @@ def unmasked_blocks(words: Words, plan: OneTimePlan, context: bytes, consents: S
     modulus, left = plan.ring.plain_modulus, plan.size
     if words.shape != (plan.words,) or len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its words.")
-    streams = [WordStream(consent, DATA.consent, context, bound=modulus) for consent in consents]
+    streams = [WordStream(consent, DATA.own, context, bound=modulus) for consent in consents]
     for start in range(0, plan.words, _BLOCK):  # a long vector is not held several times over
         total = words[start : start + _BLOCK].copy()
         for stream in streams:  # 4,096 words of 47 bits, 1,024 of 48 or 16 of 51: no overflow before

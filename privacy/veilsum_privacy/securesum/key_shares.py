@@ -28,7 +28,7 @@ class MaskKind(NamedTuple):
     """The two purposes of what hides one thing: of streams shared by a pair, and of a consent's own."""
 
     pair: StreamPurpose
-    consent: StreamPurpose
+    own: StreamPurpose
 
 
 KEY = MaskKind(StreamPurpose.PAIR_KEY, StreamPurpose.SELF_KEY)
@@ -71,7 +71,7 @@ class MemberMasks:
 
     def all(self, kind: MaskKind, count: int, bound: int, *more: bytes) -> Words:
         """The (count,) masks of one kind, below 2 ``bound``: those shared with others and that of the consent."""
-        own = self_masks(kind.consent, self.context, [self.consent], count, bound, *more)
+        own = self_masks(kind.own, self.context, [self.consent], count, bound, *more)
         return self.pairwise(kind.pair, count, bound, *more) + own
 
 

@@ -217,7 +217,7 @@ diagnosis_misses AS (
             'Condition: names a patient who is not there',
             'Condition: names its patient by an identifier alone',
             'Condition: has its subject contained in itself',
-            'Condition: has a subject that is no patient, or none'
+            'Condition: has a subject that is not a patient, or none'
         ]),
         unnest([
             count(*) FILTER (WHERE to_a_patient AND NOT coalesce(met, false)),
@@ -251,7 +251,7 @@ result_misses AS (
             'Observation: names a patient who is not there',
             'Observation: names its patient by an identifier alone',
             'Observation: has its subject contained in itself',
-            'Observation: has a subject that is no patient, or none'
+            'Observation: has a subject that is not a patient, or none'
         ]),
         unnest([
             count(*) FILTER (WHERE to_a_patient AND NOT coalesce(met, false)),
@@ -285,7 +285,7 @@ stay_misses AS (
             'Encounter: names a patient who is not there',
             'Encounter: names its patient by an identifier alone',
             'Encounter: has its subject contained in itself',
-            'Encounter: has a subject that is no patient, or none'
+            'Encounter: has a subject that is not a patient, or none'
         ]),
         unnest([
             count(*) FILTER (WHERE to_a_patient AND NOT coalesce(met, false)),
