@@ -27,6 +27,7 @@ from benchmarks import (
     secure_sum,
     simulation,
     steps,
+    wide,
 )
 
 SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], str] | None]] = {
@@ -48,6 +49,7 @@ SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], str] | None]] = {
     "members": (members.measure, None),
     "footprint": (footprint.measure, None),
     "coordinator": (memory.measure_round, None),
+    "wide": (wide.measure, None),
     "peers": (peers.measure, peers.table),
 }
 """How each is measured, and printed where it is not a list of figures."""
