@@ -30,7 +30,7 @@ NEVER = {
 LAZILY = {
     "participant": {"sklearn"},
     "analyst": {"sklearn", "IPython", "jax", "tenseal", "duckdb", "adbc_driver_manager", "adbc_driver_postgresql", "pydicom",
-                "nibabel", "PIL", "jinja2", "markupsafe"},
+                "nibabel", "PIL", "sentencepiece", "jinja2", "markupsafe"},
     "coordinator": {"opacus"},
 }  # fmt: skip
 """What some module of a party's wheel imports in a function that the party has no need to call, or does without."""
