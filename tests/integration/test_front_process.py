@@ -29,6 +29,7 @@ from veilsum_participant.boundary.framing import Caller, FramedSocket, pair, ser
 from veilsum_participant.front.answering import Front, in_process, told
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
+from veilsum_participant.worker.starting import ProcessStarter
 from veilsum_privacy.ledger.entries import Kind
 
 NAMES = "abc"
@@ -124,6 +125,27 @@ def test_a_launcher_that_is_killed_leaves_nobody_behind(network: Processes) -> N
     wait_for(lambda: all(map(gone, parts.values())), "everybody's end")
     network.start("c")  # it gets the state's lock
     _finished(network, key)
+
+
+def offered(pid: int) -> int:
+    """How far a process is offered to the kernel where memory runs out."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def test_memory_that_runs_out_ends_what_is_started_anew_before_guard_and_launcher(network: Processes) -> None:
+    network.heal()
+    launcher = network.participants["c"].pid
+    parts = children(launcher)
+    assert offered(parts["front"]) == 1000 > offered(parts["guard"]) == offered(launcher)
+
+
+@pytest.mark.parametrize("role", ["reader", "maps", "compiler"])
+def test_a_worker_goes_first_before_it_was_asked_anything(role: str) -> None:
+    worker = ProcessStarter().start(role)
+    try:
+        wait_for(lambda: offered(worker.process.pid) == 1000, "its offer")
+    finally:
+        worker.end()
 
 
 def _alone() -> list[str]:

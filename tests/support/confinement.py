@@ -43,7 +43,7 @@ ELSEWHERE = (
     # what starts the process, and where
     _names("""
         Type User Group SupplementaryGroups ReadWritePaths ExecStart ExecStartPre EnvironmentFile Environment Restart
-        RestartSec KillMode TimeoutStopSec
+        RestartSec KillMode TimeoutStopSec OOMPolicy
         LoadCredential SetCredential StateDirectory StateDirectoryMode RuntimeDirectory RuntimeDirectoryMode
     """)
     # a test's interpreter may lie in a home, and its files in /tmp

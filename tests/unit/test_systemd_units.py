@@ -127,7 +127,7 @@ def test_the_units_differ_only_in_name_ports_and_files() -> None:
         "ExecStartPre",
     }  # that confine themselves, with a key for connections
     assert differing == {"SocketBindAllow", "LimitNOFILE"} | of_processes
-    assert set(participant) - set(coordinator) == {"SetCredential"}
+    assert set(participant) - set(coordinator) == {"SetCredential", "OOMPolicy"}
     assert participant["SystemCallFilter"][: len(coordinator["SystemCallFilter"])] == coordinator["SystemCallFilter"]
     assert coordinator["SocketBindAllow"] == ["tcp:8461", "tcp:9464"]
     assert participant["SocketBindAllow"] == ["tcp:9465"]  # nothing else at a site can listen

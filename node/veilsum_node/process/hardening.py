@@ -5,6 +5,7 @@ process is not dumpable either, a handler that the kernel feeds (systemd-coredum
 debugger or read its memory. What root does, and memory that is swapped out, is outside.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -48,6 +49,16 @@ def end_with_parent(*, parent: int | None = None, only: bool = False) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(1)
+
+
+def go_first() -> None:
+    """Let the kernel end this process before its guard where memory runs out; Linux only.
+
+    What is decoded or received fills memory lawfully, and without a bound; a child that ends is started anew. A failure is no
+    obstacle: a machine that hides /proc leaves the choice to its kernel.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
 def allow_files(wanted: int) -> int:

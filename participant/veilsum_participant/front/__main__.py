@@ -9,13 +9,14 @@ import sys
 from contextlib import suppress
 
 from veilsum_node.process.confinement import Bounds, confine
-from veilsum_node.process.hardening import end_with_parent
+from veilsum_node.process.hardening import end_with_parent, go_first
 from veilsum_node.process.imports import loading
 
 
 def main(descriptor: int, bounds: Bounds) -> int:
     """Answer the guard at the other end of a socket until it ends; returns the exit status."""
     end_with_parent(only=True)
+    go_first()
     confine(bounds, keep=(descriptor,))
     with loading(serves=True):
         from veilsum_node.errors import HostileInput

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from veilsum_node.process.hardening import end_with_parent
+from veilsum_node.process.hardening import end_with_parent, go_first
 
 
 @contextmanager
@@ -15,6 +15,7 @@ def ends_with_it() -> Iterator[None]:
     """This process is over when the block is, whatever it raised and whatever still works; signals are its guard's to take."""
     try:
         end_with_parent()
+        go_first()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         yield

@@ -7,12 +7,13 @@ import socket
 import sys
 
 from veilsum_node.process.confinement import Bounds, confine
-from veilsum_node.process.hardening import end_with_parent
+from veilsum_node.process.hardening import end_with_parent, go_first
 
 
 def main(descriptor: int, bounds: Bounds | None, listening: int, settings: str) -> None:
     """Serve metrics, by the guard at the other end of a connected socket, until that ends; without bounds, unconfined."""
     end_with_parent()
+    go_first()
     if bounds is not None:
         confine(bounds, keep=(descriptor, listening))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
