@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import sqrtm
 from scipy.special import softmax
+from sklearn.covariance import OAS
 from torch import nn
 
 from support.commands import shown, veilsum
@@ -223,6 +225,45 @@ def test_each_sites_own_map_is_found_by_option_or_identity(here: Path, capsys: p
         code, _, err = run(capsys, "result", "--data", "new.csv", "--force", *options)
         assert code == 2
         assert words in err
+
+
+def test_a_site_that_took_no_part_is_aligned_by_the_records_that_it_predicts(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the covariances' optimal map, whichever sites there were; towards what the result says that its maps were made by."""
+    x = np.random.default_rng(4).uniform(-0.8, 0.8, (400, WIDTH)) @ np.diag([1.0, 0.5, 0.2]) + 0.1
+    target = Gaussian(np.array([0.3, 0.0, -0.2]), np.diag([0.1, 0.2, 0.3]))
+    arrays, alignment = maps()
+    said = {f"reference.{name}": array for name, array in reference_arrays(target).items()}
+    by = {"kind": "barycenter", "tau": 1.0, "reference": {name: f"reference.{name}" for name in reference_arrays(target)}}
+    save_result(here / "result", result_of({**linear(), **arrays, **said}, alignment={**alignment, "made_by": by}))
+    save_result(here / "earlier", result_of({**linear(), **arrays}, alignment=alignment))
+    write_csv(here / "new.csv", x, None)
+    for result, options, words in (
+        ("result", (), "--new-site"),
+        ("result", ("--new-site", "--site", "rome"), "none of those"),
+        ("earlier", ("--new-site",), "nothing that a new site"),
+    ):
+        code, _, err = run(capsys, result, "--data", "new.csv", *options)
+        assert code == 2
+        assert words in " ".join(err.split())
+    assert not (here / "predictions.csv").exists()
+
+    found = shown(capsys, "participant", "apply", "result", "--data", "new.csv", "--new-site")
+    assert found["site"] is None
+    root = sqrtm(OAS().fit(x).covariance_)
+    inverse = np.linalg.inv(root)
+    matrix = np.real(inverse @ sqrtm(root @ target.covariance @ root) @ inverse)
+    head = linear()
+    scores = ((x - x.mean(axis=0)) @ matrix.T + target.mean) @ head["weights"].T + head["bias"]
+    probability = [float(line["probability_c0"]) for line in table(here / "predictions.csv")]
+    np.testing.assert_allclose(probability, softmax(scores, axis=1)[:, 0], rtol=1e-5)
+
+    labels = (scores[:, 1] > scores[:, 0]).astype(int)
+    write_csv(here / "known.csv", x, labels)
+    measured = shown(capsys, "participant", "evaluate", "result", "--data", "known.csv", "--new-site")
+    assert measured["accuracy"]["value"] == 1.0
+    shown(capsys, "participant", "personalise", "result", "--data", "known.csv", "--new-site", "--out", "personal")
 
 
 def _size(study: Study, label: str) -> int:

@@ -45,11 +45,13 @@ class Own:
         config: ``--config``, or None for participant.toml in this directory.
         site: ``--site``.
         encoder: ``--encoder``.
+        new: ``--new-site``: it took no part in the study.
     """
 
     config: Path | None
     site: str | None
     encoder: Path | None
+    new: bool = False
 
     @cached_property
     def settings(self) -> ParticipantConfig:
@@ -64,7 +66,7 @@ class Own:
         if self.config is None and not CONFIG.exists():
             raise Misuse(
                 "This result aligns the features of each site.",
-                "Name the site with --site, or its configuration with --config.",
+                "Name the site with --site, or its configuration with --config; one that took no part is a --new-site.",
             )
         return self.certified_name
 
@@ -103,7 +105,7 @@ def apply_result(result: Path, data: Source, own: Own, *, schema: Path | None, o
         raise Misuse(f"{out} already exists.", "Name another file with --out, or replace it with --force.")
     model = with_schema(open_model(result, own), schema)
     sheet = read_sheet(data, model.schema)
-    site, kept, noise_std = alignment_inputs(model, result, own)
+    model, site, kept, noise_std = aligned(model, sheet.records, result, own)
     if model.recipe.head is None:
         values = model.features(sheet.records, site, kept, noise_std)
         names = [f"feature_{number}" for number in range(1, model.width + 1)]
@@ -174,17 +176,27 @@ def read_sheet(source: Source, schema: DatasetSchema) -> Sheet:
     return Sheet(records, table.row_numbers(), counts, reason)
 
 
-def alignment_inputs(
-    model: Model, result: Path, own: Own
-) -> tuple[str | None, Mapping[str, Floats] | None, Mapping[str, float] | None]:
-    """Site, kept statistic and its noise, as far as the result's alignment needs them."""
+def aligned(
+    model: Model, records: Records, result: Path, own: Own
+) -> tuple[Model, str | None, Mapping[str, Floats] | None, Mapping[str, float] | None]:
+    """The model with site, kept statistic and its noise, as far as the result's alignment needs them.
+
+    At a site that took no part the alignment is made of these records.
+
+    Raises:
+        Misuse: such a site was named as one that took part.
+    """
+    if own.new:
+        if own.site is not None:
+            raise Misuse("A --new-site is none of those that --site names.", "Leave out one of them.")
+        return model.at_new_site(records), None, None, None
     alignment = model.recipe.alignment
     if isinstance(alignment, Maps):
-        return own.name, None, None
+        return model, own.name, None, None
     if isinstance(alignment, OwnAlignment):
         _require_own(own)
-        return own.site, *kept_statistic(own.settings, study_digest(result), alignment.source)
-    return None, None, None
+        return model, own.site, *kept_statistic(own.settings, study_digest(result), alignment.source)
+    return model, None, None, None
 
 
 def _require_own(own: Own) -> None:

@@ -13,7 +13,7 @@ from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_participant.applying.measurement import measure
-from veilsum_participant.cli.apply import Own, alignment_inputs, confusion_rows, open_model, read_sheet, with_schema
+from veilsum_participant.cli.apply import Own, aligned, confusion_rows, open_model, read_sheet, with_schema
 from veilsum_participant.settings.query import Source
 
 
@@ -38,7 +38,7 @@ def evaluate_result(
     sheet = read_sheet(path, model.schema)
     if sheet.records.labels is None:
         raise Misuse(f"{path}: holds no classes ({sheet.unlabelled}).", "Use records whose classes are known.")
-    site, kept, noise_std = alignment_inputs(model, result, own)
+    model, site, kept, noise_std = aligned(model, sheet.records, result, own)
     scores = model.scores(sheet.records, site, kept, noise_std)
     labelled, scored = sheet.records.labels >= 0, np.isfinite(scores).all(axis=1)
     used = labelled & scored

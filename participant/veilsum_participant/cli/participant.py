@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 StudyArgument = Annotated[str, typer.Argument(help="The first digits of the study's ID.", metavar="ID")]
+NewSiteOption = Annotated[
+    bool,
+    typer.Option("--new-site", help="This site took no part in the study: align it by these records."),
+]
 AsOption = Annotated[str, typer.Option("--as", help="Name of the person who decides, for the site's own ledger.")]
 CONFIG = Path("participant.toml")
 
@@ -321,6 +325,7 @@ def apply(
     data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
     dialect: DialectOption = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
+    new_site: NewSiteOption = False,
     config: Annotated[
         Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
     ] = None,
@@ -335,7 +340,7 @@ def apply(
     from veilsum_participant.settings.dataset_config import declared
 
     source = declared(data, dialect or ())
-    apply_result(result, source, Own(config, site, encoder), schema=schema, out=out, force=force, as_json=as_json)
+    apply_result(result, source, Own(config, site, encoder, new_site), schema=schema, out=out, force=force, as_json=as_json)
 
 
 @app.command()
@@ -345,6 +350,7 @@ def evaluate(
     dialect: DialectOption = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Or a dataset of the configuration.")] = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
+    new_site: NewSiteOption = False,
     config: Annotated[
         Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
     ] = None,
@@ -357,7 +363,7 @@ def evaluate(
     from veilsum_participant.cli.evaluate import evaluate_result
     from veilsum_participant.settings.dataset_config import declared
 
-    own = Own(config, site, encoder)
+    own = Own(config, site, encoder, new_site)
     source = None if data is None else declared(data, dialect or ())
     evaluate_result(result, own, data=source, dataset=dataset, schema=schema, as_json=as_json)
 
@@ -368,6 +374,7 @@ def personalise_command(
     data: Annotated[Path, typer.Option("--data", help="File of the site's own labelled records: CSV, Parquet or npz.")],
     dialect: DialectOption = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
+    new_site: NewSiteOption = False,
     config: Annotated[
         Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
     ] = None,
@@ -381,7 +388,7 @@ def personalise_command(
     from veilsum_participant.cli.personalise import personalise_result
     from veilsum_participant.settings.dataset_config import declared
 
-    own = Own(config, site, encoder)
+    own = Own(config, site, encoder, new_site)
     personalise_result(result, declared(data, dialect or ()), own, schema=schema, out=out, as_json=as_json)
 
 

@@ -14,7 +14,7 @@ from veilsum_node.phrases import unwritable
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.personal import FEWEST, Personal, personalise
-from veilsum_participant.cli.apply import Own, alignment_inputs, open_model, read_sheet, with_schema
+from veilsum_participant.cli.apply import Own, aligned, open_model, read_sheet, with_schema
 from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.settings.query import Source
@@ -40,7 +40,7 @@ def personalise_result(result: Path, data: Source, own: Own, *, schema: Path | N
     records = _records(model, data, whole)
     if model.recipe.outcome is None and schema is not None:
         model = with_schema(model, schema)
-    site, kept, noise_std = alignment_inputs(model, result, own)
+    model, site, kept, noise_std = aligned(model, records, result, own)
     found = personalise(model, records, schema=whole, site=site, kept=kept, noise_std=noise_std)
     released = load_result(result)
     try:
