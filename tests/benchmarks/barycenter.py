@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import ot
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from benchmarks.timing import timed
 from veilsum_aggregation import gaussian, moments
 
 Floats = NDArray[np.float64]
@@ -60,12 +60,6 @@ def _root(matrix: Floats) -> Floats:
     return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.process_time()
-    result = work()
-    return time.process_time() - start, result
-
-
 def compare(kind: str, covariances: Floats, repeats: int) -> dict[str, Any]:
     """One set of covariances, equal weights: this package and POT.
 
@@ -74,11 +68,11 @@ def compare(kind: str, covariances: Floats, repeats: int) -> dict[str, Any]:
     """
     sites, d, _ = covariances.shape
     means, weights = np.zeros((sites, d)), np.full(sites, 1.0 / sites)
-    runs = [_timed(lambda: gaussian.barycenter(means, covariances, weights, tolerance=TOLERANCE)) for _ in range(repeats)]
+    runs = [timed(lambda: gaussian.barycenter(means, covariances, weights, tolerance=TOLERANCE)) for _ in range(repeats)]
     ours = runs[0][1]
     size = float(np.linalg.norm(ours.gaussian.covariance))
     with contextlib.redirect_stdout(io.StringIO()):  # it prints where it did not converge; the residual below tells
-        pot_seconds, (_, theirs, log) = _timed(
+        pot_seconds, (_, theirs, log) = timed(
             lambda: ot.gaussian.bures_wasserstein_barycenter(
                 means, covariances, weights, num_iter=1000, eps=ACCURACY * size, log=True
             )
@@ -105,14 +99,14 @@ def compare(kind: str, covariances: Floats, repeats: int) -> dict[str, Any]:
 def alone(covariances: Floats) -> dict[str, Any]:
     """One set by itself, beside what its steps would cost at one eigh and four products a covariance a step."""
     sites, d, _ = covariances.shape
-    seconds, result = _timed(
+    seconds, result = timed(
         lambda: gaussian.barycenter(np.zeros((sites, d)), covariances, np.ones(sites), tolerance=TOLERANCE)
     )
     if not result.converged:
         raise AssertionError("not converged")
     few = covariances[:5]
-    eigh = min(_timed(lambda one=one: np.linalg.eigh(one))[0] for one in few)  # type: ignore[misc]
-    product = min(_timed(lambda one=one: one @ few[0])[0] for one in few)  # type: ignore[misc]
+    eigh = min(timed(lambda one=one: np.linalg.eigh(one))[0] for one in few)  # type: ignore[misc]
+    product = min(timed(lambda one=one: one @ few[0])[0] for one in few)  # type: ignore[misc]
     limit = result.iterations * sites * (eigh + 4 * product)
     return {
         "sites": sites,

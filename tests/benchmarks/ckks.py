@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import tenseal as ts
 
-from benchmarks.sums import timed
+from benchmarks.timing import timed
 
 DEGREE, PRIMES, SCALE_BITS = 8192, [60, 40, 40], 40
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
+
+from benchmarks.timing import timed
 
 CLASSES = 100
 DIMENSION = 512
 RECORDS = 64
 COPIES = 20
 CENTRES = 5
-
-
-def _timed(work: Callable[[], Any], repeats: int = 2) -> tuple[float, Any]:
-    """CPU seconds of the fastest of several runs, and the last result."""
-    seconds = []
-    for _ in range(repeats):
-        start = time.process_time()
-        result = work()
-        seconds.append(time.process_time() - start)
-    return min(seconds), result
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
@@ -42,16 +32,16 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     sums = np.array([one.sum(axis=0) for one in x])
     seconds = np.array([one.T @ one for one in x])
     with threadpool_limits(1):
-        moments_s, (means, covariances) = _timed(lambda: ggeur.class_covariances(counts, sums, seconds))
-        geometry_s, geometry = _timed(lambda: ggeur.class_geometry(counts, means, covariances), 1)
-        eigh_s, _ = _timed(lambda: [np.linalg.eigh(one) for one in covariances], 1)
+        moments_s, (means, covariances) = timed(lambda: ggeur.class_covariances(counts, sums, seconds), 2)
+        geometry_s, geometry = timed(lambda: ggeur.class_geometry(counts, means, covariances), 1)
+        eigh_s, _ = timed(lambda: [np.linalg.eigh(one) for one in covariances], 1)
         labels = np.repeat(np.arange(classes), CENTRES)
         centres = means[labels]
-        generate_s, (samples, _) = _timed(
-            lambda: ggeur.generate(geometry, centres, labels, COPIES, "std", np.random.default_rng(1))
+        generate_s, (samples, _) = timed(
+            lambda: ggeur.generate(geometry, centres, labels, COPIES, "std", np.random.default_rng(1)), 2
         )
         few = min(10, classes)
-        numpy_s, theirs = _timed(
+        numpy_s, theirs = timed(
             lambda: [
                 np.random.default_rng(1).multivariate_normal(m, c, CENTRES * COPIES, method="eigh")
                 for m, c in zip(means[:few], covariances[:few], strict=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 from threadpoolctl import threadpool_limits
+
+from benchmarks.timing import fastest
 
 BATCH = 256
 MODELS: dict[str, tuple[str, tuple[int, ...] | None, dict[str, Any], int, int]] = {
@@ -24,17 +25,6 @@ MODELS: dict[str, tuple[str, tuple[int, ...] | None, dict[str, Any], int, int]] 
     "resnet18 16x16, width 1/4": ("resnet18", (3, 16, 16), {"width": 0.25, "groups": 4}, 768, 10),
 }
 _QUICK = ("linear 512-100", "lenet5 28x28")
-
-
-def _timed(work: Callable[[], Any], repeats: int = 3) -> float:
-    """CPU seconds of the fastest of several runs, after one that is not counted."""
-    work()
-    seconds = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        seconds.append(time.process_time() - start)
-    return min(seconds)
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
@@ -76,12 +66,12 @@ def _measure(name: str, inputs: tuple[int, ...] | None, options: dict[str, Any],
         own = compute_module(architecture)
         load(own, arrays)
         made = PerRecordGradients(own, mode)
-        found = _timed(lambda: engine_sum(made, lambda a, b: cross_entropy(own, a, b), x, labels, 1.0))
+        found = fastest(lambda: engine_sum(made, lambda a, b: cross_entropy(own, a, b), x, labels, 1.0))
         made.close()
         return found
 
-    plain_s = _timed(plain)
-    sum_s = _timed(lambda: clipped_gradient_sum(architecture, arrays, x, labels, 1.0))
+    plain_s = fastest(plain)
+    sum_s = fastest(lambda: clipped_gradient_sum(architecture, arrays, x, labels, 1.0))
     perceptron = architecture.perceptron
     return {
         "values": architecture.size,
@@ -116,7 +106,7 @@ def _opacus_ghost(module: Any, features: Any, names: Any) -> float:
             (weights * losses).sum().backward()
             wrapped.enable_hooks()
 
-    return _timed(work)
+    return fastest(work)
 
 
 def _profile(work: Callable[[], Any], lines: int = 5) -> list[str]:

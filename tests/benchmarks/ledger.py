@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing import took
 from support.ledgers import COORDINATOR, GRID, credentials_of, make_reservation, open_ledger, set_budget
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import Refusal, RefusalCode
@@ -46,21 +47,15 @@ def measure(entries: int = ENTRIES, mechanisms: int = 100, directory: Path | Non
             figures[f"{name}_late_ms"] = 1e3 * sum(times[-500:]) / len(times[-500:])
         figures["gate_ms"] = 1e3 * builder.gate(500) / 500
         figures["commit_ms"] = 1e3 * _commit(builder.ledger)
-        figures["first_gate_s"] = _timed(lambda: LedgerReader(reader.database).budget("heart"))
-        figures["report_s"] = _timed(lambda: LedgerReader(reader.database).spending("heart"))
-        figures["report_again_s"] = _timed(lambda: reader.spending("heart"))
-        figures["verify_s"] = _timed(reader.verify)
+        figures["first_gate_s"] = took(lambda: LedgerReader(reader.database).budget("heart"))
+        figures["report_s"] = took(lambda: LedgerReader(reader.database).spending("heart"))
+        figures["report_again_s"] = took(lambda: reader.spending("heart"))
+        figures["verify_s"] = took(reader.verify)
         export = Path(place) / "export.jsonl"
-        figures["export_s"] = _timed(lambda: _export(reader, export))
+        figures["export_s"] = took(lambda: _export(reader, export))
         figures["export_bytes"] = export.stat().st_size
-        figures["read_and_verify_export_s"] = _timed(lambda: read_export(export).verify())
+        figures["read_and_verify_export_s"] = took(lambda: read_export(export).verify())
         return figures
-
-
-def _timed(act: Callable[[], object]) -> float:
-    start = time.process_time()
-    act()
-    return time.process_time() - start
 
 
 def _export(reader: LedgerReader, path: Path) -> None:
@@ -105,7 +100,7 @@ class _Builder:
         """CPU seconds of so many bare decisions on the whole ledger: what would stand after one more release."""
         releases = [self._release(bytes(32), number + 1, number) for number in range(times)]
         with self.ledger.database.transaction() as connection:
-            return _timed(lambda: [self.ledger.headroom("heart", {item.mechanism: 1}, connection) for item in releases])
+            return took(lambda: [self.ledger.headroom("heart", {item.mechanism: 1}, connection) for item in releases])
 
     def _step(self, connection: Any, step: int) -> int:
         study = hashlib.sha256(b"study %d" % (step % STUDIES)).digest()

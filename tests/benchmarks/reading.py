@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pyarrow.parquet as parquet
 from adbc_driver_postgresql import dbapi
 from pydantic import SecretStr
 
+from benchmarks.timing import took
 from support.postgres import server
 from veilsum_participant.data import load_records
 from veilsum_participant.data.stream import stream_records
@@ -53,10 +53,10 @@ def measure(*, quick: bool = False, runs: int = 3) -> list[dict[str, Any]]:
         for name, source in {**files, "Parquet by DuckDB": duck, "PostgreSQL": asked}.items():
             row: dict[str, Any] = {"source": name, "rows": rows, "at_once": 0.0, "in_batches": 0.0, "pandas": None}
             for _ in range(runs):  # in turn, so that other load meets all alike
-                row["at_once"] = max(row["at_once"], rows / _took(lambda: load_records(source, SCHEMA)))  # noqa: B023
-                row["in_batches"] = max(row["in_batches"], rows / _took(lambda: _batches(source)))  # noqa: B023
+                row["at_once"] = max(row["at_once"], rows / took(lambda: load_records(source, SCHEMA)))  # noqa: B023
+                row["in_batches"] = max(row["in_batches"], rows / took(lambda: _batches(source)))  # noqa: B023
                 if name in peers:
-                    row["pandas"] = max(row["pandas"] or 0.0, rows / _took(peers[name]))
+                    row["pandas"] = max(row["pandas"] or 0.0, rows / took(peers[name]))
             figures.append(row)
     return figures
 
@@ -68,12 +68,6 @@ def table(figures: list[dict[str, Any]]) -> str:
         shown = [f"{row[key] / 1000:,.0f}" if row[key] else "" for key in ("at_once", "in_batches", "pandas")]
         lines.append(f"| {row['source']} | {' | '.join(shown)} |")
     return "\n".join(lines)
-
-
-def _took(act: Callable[[], object]) -> float:
-    began = time.process_time()
-    act()
-    return time.process_time() - began
 
 
 def _batches(source: Source) -> None:

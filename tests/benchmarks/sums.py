@@ -7,13 +7,12 @@ figure never belongs to a wrong result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
 
 import numpy as np
 
+from benchmarks.timing import timed
 from support.one_time import Members, make_members
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -30,18 +29,6 @@ from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 STD = 4096  # grid units
 LANE_BITS = 24
-
-Result = TypeVar("Result")
-
-
-def timed(work: Callable[[], Result], repeats: int) -> tuple[float, Result]:
-    """CPU seconds of the fastest of several runs, which other load on the machine disturbs least, and the last result."""
-    seconds = []
-    for _ in range(repeats):
-        start = time.process_time()
-        result = work()
-        seconds.append(time.process_time() - start)
-    return min(seconds), result
 
 
 def lane_cohort(size: int, count: int) -> Members:

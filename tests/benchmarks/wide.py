@@ -4,13 +4,12 @@
 the pass beside it. ``fedcgs`` forms each record's own product, truncated and rounded, where X'X is one product of matrices.
 """
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from benchmarks.timing import fastest
 from support.federation import schema_of
 from support.studies import compiled
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
@@ -36,8 +35,8 @@ def _row(method: str, columns: int, records: int) -> dict[str, Any]:
     plan, broadcast = task.plan(3, 3), task.task.example_broadcast(3)
     x = rng.uniform(-1.0, 1.0, (records, columns))
     here = Records(x, np.ones(x.shape, bool), rng.integers(0, 2, records))
-    ours = _least(lambda: compute_sum(plan, here, broadcast, SitePlace(0)))
-    plain = _least(lambda: _pass(x, here.present) if method == "statistics" else x.T @ x)
+    ours = fastest(lambda: compute_sum(plan, here, broadcast, SitePlace(0)))
+    plain = fastest(lambda: _pass(x, here.present) if method == "statistics" else x.T @ x)
     beside = "numpy" if method == "statistics" else "X'X"
     return {"s": ours, f"{beside}, s": plain, "ratio": ours / plain}
 
@@ -51,12 +50,3 @@ def _pass(x: np.ndarray, present: np.ndarray) -> np.ndarray:
             raise AssertionError("a record beyond its norm")
         total += rows.sum(axis=0).astype(np.int64)
     return total
-
-
-def _least(work: Callable[[], Any], repeats: int = 3) -> float:
-    found = []
-    for _ in range(repeats):
-        start = time.process_time()
-        work()
-        found.append(time.process_time() - start)
-    return min(found)
