@@ -94,6 +94,9 @@ class SiteObserver:
     def unreadable(self, stage: Stage) -> None:
         """Something that the coordinator sent could not be decoded."""
 
+    def verification(self, succeeded: bool) -> None:
+        """The ledger was verified."""
+
     def session_opened(self, send: Callable[..., None]) -> None:
         """The session with the coordinator is open; ``send`` reports samples of shared metrics in it."""
 

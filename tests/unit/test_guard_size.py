@@ -58,7 +58,6 @@ def test_what_masks_rest_on_knows_no_task(root: str, most: int) -> None:
 LOADED = """
 import json, sys
 import veilsum_participant.session.__main__, veilsum_participant.session.client, veilsum_participant.session.launcher
-import veilsum_participant.telemetry.elsewhere
 files = [module.__file__ for name, module in [*sys.modules.items()] if name.startswith("veilsum_")]
 print(json.dumps([sum(len(open(file).read().splitlines()) for file in files if file), sorted(sys.modules)]))
 """

@@ -52,7 +52,7 @@ from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
-from veilsum_participant.telemetry.metrics import monitored
+from veilsum_participant.telemetry.watching import watched
 from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import Ledger
 
@@ -462,7 +462,7 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.starter, parts.served):
+    with contextlib.suppress(KeyboardInterrupt), watched(client.core.site, parts.starter, parts.served):
         client.run()
     client.core.site.datasets.close()
     client.core.site.studies.close()
