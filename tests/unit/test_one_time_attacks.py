@@ -23,8 +23,9 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity import Label, SigningKey, verify
 from veilsum_privacy.ledger import receipts as signed_receipts
-from veilsum_privacy.results import sum_evidence as evidence
-from veilsum_privacy.results.sum_evidence import Evidence, total_to_bytes, verify_evidence
+from veilsum_privacy.results import sum_evidence
+from veilsum_privacy.results.sum_evidence import Evidence
+from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum import check_words, data_masks, key_shares, opening, streams
 from veilsum_privacy.securesum.check_words import (
     CHECK_BITS,
@@ -37,8 +38,9 @@ from veilsum_privacy.securesum.check_words import (
     verify_answers,
     verify_check_words,
 )
+from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import MemberMasks, consent_of, open_keys, self_masks
-from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.opening import open_words
 from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters, known_ring
 from veilsum_privacy.securesum.short_keys import draw_key
@@ -123,7 +125,7 @@ def test_a_sum_that_is_chosen_after_the_challenge_is_refused(monkeypatch: Patch)
     found = changed_after_the_challenge(played)
     refused(members, found, "does not follow")
     # a coordinator that signs for the new sum as well gets another challenge, which nobody answered
-    fixed = members.fix(evidence.total_from_bytes(found.total, members.plan))[1]
+    fixed = members.fix(total_from_bytes(found.total, members.plan))[1]
     refused(members, replace(found, fixed=fixed), "does not follow")
     # the guard removed: a challenge, and words about it, that are not bound to the sum
     monkeypatch.setattr(Contribution, "digest", lambda self, plan, context: bytes(32))
@@ -408,7 +410,7 @@ def test_an_answer_that_is_signed_anew_after_the_opening_is_refused(monkeypatch:
         for item, member in zip(played.checks, cohort, strict=True):
             verify(member.public_key, Label.CHECK, item.body, item.signature)
 
-    monkeypatch.setattr(evidence, "_agreed", each_its_own)
+    monkeypatch.setattr(sum_evidence, "_agreed", each_its_own)
     assert verified(members, found).tolist() != played.exact.tolist(), "a false sum with a valid answer of everyone"
 
 

@@ -13,13 +13,13 @@ from veilsum_node.identity.certificate import (
     load_authority_certificate,
     verify_certificate,
 )
-from veilsum_node.identity.requests import new_key_and_csr
 from veilsum_node.identity.signatures import Label, SigningKey, hello_digest, verify
 from veilsum_node.identity.tls import Credentials, load_credentials
 
 if TYPE_CHECKING:
     from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
     from veilsum_node.identity.record import Issued, IssuedRecord
+    from veilsum_node.identity.requests import new_key_and_csr
 
 __all__ = [
     "DEFAULT_DAYS",
@@ -45,7 +45,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the authority's side only when it is asked for: a party has no use for it."""
+    """Import the authority's side, and what is asked of it, only when it is wanted: a running party has no use for either."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'record' if name.startswith('Issued') else 'authority'}"), name)
+    module = {"Issued": "record", "IssuedRecord": "record", "new_key_and_csr": "requests"}.get(name, "authority")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -48,7 +48,6 @@ from veilsum_participant.session.hooks import Begin, WaitingHook, begin_here
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.settings.dataset_config import named_in_records
-from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
@@ -101,7 +100,11 @@ def open_site(
 
         studies = LocalStudies()
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
-    config, directory = with_pins(config, credentials, clock())
+    directory = None
+    if config.policy.directory is not None:
+        from veilsum_participant.settings.directory import with_pins  # which a site that names its pins does without
+
+        config, directory = with_pins(config, credentials, clock())
     database = open_database(config.state)
     ledger = open_ledger(database, credentials, clock, same_key=same_key)
     with database.transaction() as connection:

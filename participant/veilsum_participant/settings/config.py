@@ -14,6 +14,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    StringConstraints,
     field_validator,
     model_validator,
 )
@@ -29,9 +30,11 @@ from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderCo
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.known_tasks import TASK_NAMES
 from veilsum_privacy.study.study import Disclosure, Statement, Unit
-from veilsum_privacy.training.device import DeviceName
 
 Differencing = Literal["strict", "allowed"]
+
+DeviceName = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")]
+"""``cpu``; ``cuda`` or ``cuda:N``, a GPU by its number; or ``auto``, the first GPU that torch finds, else the CPU."""
 
 ShareGroup = Literal["software", "budget", "ledger", "timings", "certificate"]
 """A group of a site's own metrics that it may share with the coordinator."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.estimate import PRV_ERROR
+from veilsum_privacy.accounting.accountant import PRV_ERROR
 from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import require
 from veilsum_privacy.ledger.receipts import Receipt
