@@ -26,7 +26,7 @@ from veilsum_privacy.ledger import receipts as signed_receipts
 from veilsum_privacy.results import sum_evidence
 from veilsum_privacy.results.sum_evidence import Evidence
 from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
-from veilsum_privacy.securesum import check_words, data_masks, key_shares, opening, streams
+from veilsum_privacy.securesum import check_words, key_shares, opening, streams
 from veilsum_privacy.securesum.check_words import (
     CHECK_BITS,
     CHECKS,
@@ -112,7 +112,7 @@ def changed_after_the_challenge(played: Played) -> Evidence:
         found = replace(honest, total=total_to_bytes(total, plan))
         words = open_words(total, plan, members.context, members.consents)
         try:
-            data_masks.unmask_values(words, plan, members.context, members.consents)
+            opening.unmask_values(words, plan, members.context, members.consents)
         except HostileInput:
             continue  # out of range; another one
         return found
@@ -374,7 +374,7 @@ def equivocated(members: Members) -> tuple[Evidence, Played, list[Signed]]:
         total = shifted(true, 3, amount * (T // 50), members.ring)
         try:
             words = open_words(total, members.plan, members.context, members.consents)
-            data_masks.unmask_values(words, members.plan, members.context, members.consents)
+            opening.unmask_values(words, members.plan, members.context, members.consents)
             break
         except HostileInput:
             continue

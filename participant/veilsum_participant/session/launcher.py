@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from veilsum_node.errors import ConfigurationError, Unavailable
-from veilsum_node.process.confinement import Bounds, confine
+from veilsum_node.process.confinement import confine
 from veilsum_node.process.hardening import end_with_parent
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings, bound, write_address
 from veilsum_node.telemetry.logs import printable
@@ -34,7 +34,7 @@ from veilsum_participant.boundary.front import Failed
 from veilsum_participant.session.client import Parts
 from veilsum_participant.session.hooks import Running
 from veilsum_participant.settings.config import ParticipantConfig
-from veilsum_participant.settings.roles import compiler, confinement_faults, front, guard, metrics, reader, torch_worker
+from veilsum_participant.settings.roles import confinement_faults, guard
 from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
@@ -211,21 +211,6 @@ def _listening(settings: MetricsSettings) -> tuple[socket.socket, str]:
             made.close()
             raise
     return made, address
-
-
-def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:
-    """Bounds of a process by its role, and what it is for."""
-    match role:
-        case "front":
-            return front(config, config.route)
-        case "reader":
-            return reader(config, of)
-        case "compiler":
-            return compiler(config)
-        case "metrics":
-            return metrics(config)
-        case _:
-            return torch_worker(config)
 
 
 def _repeat(role: str, descriptor: int) -> None:

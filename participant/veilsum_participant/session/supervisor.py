@@ -18,16 +18,32 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from veilsum_node.errors import Unavailable, VeilsumError
+from veilsum_node.process.confinement import Bounds
 from veilsum_participant.boundary.framing import pair
 from veilsum_participant.session import launcher
 from veilsum_participant.session.hooks import OwnChild, begin_here
-from veilsum_participant.session.launcher import FRONT, LONGEST, bounds_of
+from veilsum_participant.session.launcher import FRONT, LONGEST
 from veilsum_participant.settings.config import ParticipantConfig
-from veilsum_participant.settings.roles import environment
+from veilsum_participant.settings.roles import compiler, environment, front, metrics, reader, torch_worker
 
 MOST_PROCESSES = 64
 LONGEST_END = 5
 """Seconds that a killed process may take to end, as while it waits for a disk, before the site ends without it."""
+
+
+def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:
+    """Bounds of a process by its role, and what it is for."""
+    match role:
+        case "front":
+            return front(config, config.route)
+        case "reader":
+            return reader(config, of)
+        case "compiler":
+            return compiler(config)
+        case "metrics":
+            return metrics(config)
+        case _:
+            return torch_worker(config)
 
 
 @dataclass

@@ -17,7 +17,6 @@ from cryptography import x509
 
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Label, Role, federation_id, verify
-from veilsum_privacy.ledger.comparison import Summary, compare
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.faults import LedgerFault, require
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
@@ -33,6 +32,7 @@ from veilsum_privacy.ledger.receipts import (
 from veilsum_privacy.ledger.rows import HIDING, NO_HASH, Row, check_types, facts, hash_facts, read_row, unhex
 from veilsum_privacy.ledger.rules import MirrorRules, Rules, SiteRules, described, described_by
 from veilsum_privacy.ledger.statements import estimate_of
+from veilsum_privacy.ledger.summary import Summary
 from veilsum_privacy.ledger.totals import Standing
 
 ADVICE = "Keep the file as it is and compare it with the mirror."
@@ -141,6 +141,8 @@ def verify_ledger(
         fault = f"The named head is that of entry {known}; the ledger goes on to entry {verified.entries}."
         raise LedgerFault(fault, "Compare with the later head.", entry=known + 1)
     for other in against:
+        from veilsum_privacy.ledger.comparison import compare  # for whoever has others' ledgers
+
         try:
             others, found = _examine(other, authority)
         except LedgerFault as error:
