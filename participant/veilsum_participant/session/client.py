@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from veilsum_node.database import Database, open_database
@@ -29,7 +29,6 @@ from veilsum_node.identity.tls import (
     TRANSPORT_FOLDER,
     load_transport,
 )
-from veilsum_node.overrides import set_variables
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.state_lock import StateLock
@@ -427,6 +426,7 @@ class Parts:
         begin: how a command of the site's own is run.
         starter: of the process that serves metrics; None for this one.
         served: where that serves them.
+        variables: of the environment that set a key of the configuration.
     """
 
     fronts: Callable[[], Peer]
@@ -435,6 +435,7 @@ class Parts:
     begin: Begin = begin_here
     starter: WorkerStarter | None = None
     served: str = ""
+    variables: Sequence[str] = ()
 
 
 def run_participant(config: ParticipantConfig, parts: Parts) -> None:
@@ -442,8 +443,8 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     way = config.route
     if config.proxy is None and (ignored := unused_proxy_variables()):
         LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
-    if given := set_variables():
-        LOG.info("the environment sets %s", ", ".join(given))
+    if parts.variables:
+        LOG.info("the environment sets %s", ", ".join(parts.variables))
     LOG.info("connecting to the coordinator at %s", way)
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
