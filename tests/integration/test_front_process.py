@@ -23,7 +23,8 @@ from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
-from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct, Peer
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Peer
+from veilsum_participant.boundary.direct import Direct
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import Caller, FramedSocket, pair
 from veilsum_participant.boundary.serving import serve

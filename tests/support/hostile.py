@@ -38,7 +38,8 @@ from veilsum_participant.store.attempts import (
 )
 from veilsum_participant.store.studies import StudyRow, find_study
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
+from veilsum_privacy.ledger.countersigning import countersign
+from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, parse_receipt, receipts_digest
 from veilsum_privacy.results.whole_sums import total_from_bytes
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, sign_sum, verify_check_words

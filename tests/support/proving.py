@@ -24,11 +24,11 @@ from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.canonical import canonical
 from veilsum_node.identity import Credentials, Label, SigningKey
 from veilsum_privacy.ledger import Mechanism
+from veilsum_privacy.ledger.countersigning import countersign
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
     SignedReceipt,
     consent_proof,
-    countersign,
     parse_receipt,
     receipts_digest,
     sign_receipt,

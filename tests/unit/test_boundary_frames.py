@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from support.network import PATIENCE
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
-from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError
+from veilsum_participant.boundary.direct import Direct
 from veilsum_participant.boundary.encoding import Inquiry, Message, memory, number, octets
 from veilsum_participant.boundary.framing import FAILED, INLINE, MOST_CALLS, Caller, FramedSocket, SealedMemory, pair
 from veilsum_participant.boundary.serving import serve

@@ -15,7 +15,8 @@ from veilsum_privacy.accounting.accountant import PRV_ERROR, Course, epsilon_of
 from veilsum_privacy.accounting.figures import estimated_epsilon, rdp_epsilon
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.entries import Entry
-from veilsum_privacy.ledger.rules import MirrorRules, SiteRules
+from veilsum_privacy.ledger.mirror_rules import MirrorRules
+from veilsum_privacy.ledger.rules import SiteRules
 from veilsum_privacy.mechanism.noise import NoisePlan
 
 DELTA = 1e-5

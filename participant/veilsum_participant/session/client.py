@@ -43,7 +43,7 @@ from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, 
 from veilsum_participant.protocol.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.recovery import give_up_restored
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
-from veilsum_participant.session.hooks import Begin, WaitingHook, begin_here
+from veilsum_participant.session.hooks import Begin, WaitingHook
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.settings.dataset_config import named_in_records
@@ -156,7 +156,7 @@ class Client:
         begin: how the command ``hooks.waiting`` is run.
     """
 
-    def __init__(self, site: Site, fronts: Callable[[], Peer], begin: Begin = begin_here) -> None:
+    def __init__(self, site: Site, fronts: Callable[[], Peer], begin: Begin | None = None) -> None:
         self.core = ParticipantCore(site)
         self._site = site
         site.patience = REFUSING_SECONDS
@@ -423,7 +423,7 @@ class Parts:
         fronts: as of :class:`Client`.
         datasets: how records are read; None for this process.
         studies: how tasks are traced; None for this process.
-        begin: how a command of the site's own is run.
+        begin: how a command of the site's own is run; None for a child of this process.
         starter: of the process that serves metrics; None for this one.
         served: where that serves them.
         variables: of the environment that set a key of the configuration.
@@ -432,7 +432,7 @@ class Parts:
     fronts: Callable[[], Peer]
     datasets: Datasets | None = None
     studies: Studies | None = None
-    begin: Begin = begin_here
+    begin: Begin | None = None
     starter: WorkerStarter | None = None
     served: str = ""
     variables: Sequence[str] = ()

@@ -26,8 +26,8 @@ from veilsum_node.telemetry.binding import bound, write_address
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_participant.boundary.framing import pair
 from veilsum_participant.session import launcher
-from veilsum_participant.session.hooks import OwnChild, begin_here
 from veilsum_participant.session.launcher import FRONT, LONGEST, Given, Whole
+from veilsum_participant.session.own_commands import OwnChild, begin_here
 from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
 from veilsum_participant.settings.roles import (
     compiler,
