@@ -59,7 +59,9 @@ class WaitingHook:
 
     def __init__(self, site: Site, *, limit: float = LIMIT_SECONDS, begin: Begin | None = None) -> None:
         if begin is None:
-            from veilsum_participant.session.own_commands import begin_here as begin  # which a guard's launcher does
+            from veilsum_participant.session.own_commands import begin_here  # which a guard's launcher does
+
+            begin = begin_here
         self._begin = begin
         self._site, self._command, self._limit = site, site.config.hooks.waiting, limit
         self._told: set[bytes] = set()
