@@ -14,7 +14,7 @@ from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_deploy.datasets import take_records
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study

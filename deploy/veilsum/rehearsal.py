@@ -21,7 +21,7 @@ from veilsum_coordinator.parts.base import Method
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_node.errors import Misuse
 from veilsum_node.process.imports import networks_may_be_missing
-from veilsum_privacy.computation.contribution import task_rows, task_sum
+from veilsum_privacy.computation.looking import task_rows, task_sum
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.symbols import record_of, symbol, traced

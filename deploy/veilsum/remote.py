@@ -26,7 +26,8 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, split_address, spread
-from veilsum_node.transport.route import AwayError, BrokenOffError, Route, as_route
+from veilsum_node.transport.dialling import AwayError, BrokenOffError, as_route
+from veilsum_node.transport.route import Route
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.results.proof_files import STUDY_FILE, read_entries
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result

@@ -21,7 +21,7 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_node.phrases import counted
 from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
-from veilsum_participant.settings.dataset_config import declared
+from veilsum_participant.settings.declared_files import declared
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import DatasetSchema
 

@@ -20,7 +20,7 @@ from veilsum_deploy.datasets import Rows, TableWithSchema, read_dataset
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.settings.dataset_config import declared
+from veilsum_participant.settings.declared_files import declared
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
@@ -18,7 +19,6 @@ from veilsum_node.database import Database
 from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Credentials, key_fingerprint
 from veilsum_node.identity.certificate import load_certificate, p256_key
-from veilsum_node.identity.directory import Directory
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.datasets import DAY, Datasets, Reading, Snapshot
 from veilsum_participant.settings.config import ParticipantConfig
@@ -33,6 +33,9 @@ from veilsum_privacy.securesum.context import NONCE_BYTES
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
+
+if TYPE_CHECKING:
+    from veilsum_node.identity.directory import Directory
 
 
 class SiteStep(StrEnum):
@@ -93,6 +96,9 @@ class SiteObserver:
 
     def unreadable(self, stage: Stage) -> None:
         """Something that the coordinator sent could not be decoded."""
+
+    def verification(self, succeeded: bool) -> None:
+        """The ledger was verified."""
 
     def session_opened(self, send: Callable[..., None]) -> None:
         """The session with the coordinator is open; ``send`` reports samples of shared metrics in it."""
@@ -166,7 +172,7 @@ class Site:
     mirror_read: bool = False
     patience: float = 0.0
     elapsed: Callable[[], int] | None = None
-    directory: Directory | None = None
+    directory: "Directory | None" = None
     reads_only: bool = False
     unmatched: dict[str, float] = field(default_factory=dict)
     nonce: bytes = field(init=False)

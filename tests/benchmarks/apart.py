@@ -25,11 +25,11 @@ def measured(records: int, apart: bool) -> dict[str, float]:
     """One run, in this process."""
     from support.federation import DATASET, make_bed, make_data, make_request, schema_of
     from support.hostile import Adversary, altered
+    from support.starting import ProcessStarter
     from veilsum_participant.data.local import LocalDatasets
     from veilsum_participant.settings.dataset_config import DatasetConfig
     from veilsum_participant.worker.compiling import WorkerStudies
     from veilsum_participant.worker.remote import WorkerDatasets
-    from veilsum_participant.worker.starting import ProcessStarter
 
     with tempfile.TemporaryDirectory() as name:
         bed = make_bed(Path(name), make_data("abc", 20, COLUMNS))

@@ -21,7 +21,8 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import Ledger, LedgerReader, Reservation, Witness, read_export, write_jsonl
-from veilsum_privacy.ledger.receipts import Countersignature, Receipt, countersign, receipts_digest, sign_receipt
+from veilsum_privacy.ledger.countersigning import countersign
+from veilsum_privacy.ledger.receipts import Countersignature, Receipt, receipts_digest, sign_receipt
 
 ENTRIES = 10_000
 MEMBERS = ("north", "south", "east", "west")

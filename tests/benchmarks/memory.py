@@ -31,7 +31,7 @@ def measure_memory(size: int, members: int, payload: bytes) -> int:
 def main(directory: Path, size: int, members: int) -> None:
     """Add a payload once for each member, under that member's name, and print the growth."""
     from veilsum_coordinator.protocol.accumulator import Accumulator
-    from veilsum_privacy.results.sum_evidence import total_to_bytes
+    from veilsum_privacy.results.whole_sums import total_to_bytes
 
     plan, small = lane_cohort(size, members).plan, lane_cohort(2, members).plan
     names = tuple(f"site-{index}" for index in range(members))
@@ -69,9 +69,8 @@ def whole_round(size: int, directory: Path) -> None:
     from veilsum_coordinator.protocol.accumulator import Accumulator
     from veilsum_coordinator.storage.long_values import METADATA, RELEASE_PIECES, SUM_PIECES, cut, write_pieces
     from veilsum_node.database import open_database
-    from veilsum_privacy.results.sum_evidence import total_blocks
-    from veilsum_privacy.securesum.data_masks import unmask_values
-    from veilsum_privacy.securesum.opening import open_words
+    from veilsum_privacy.results.whole_sums import total_blocks
+    from veilsum_privacy.securesum.opening import open_words, unmask_values
 
     members = lane_cohort(size, 4)
     plan, consents, context, names = members.plan, members.consents, members.context, members.names

@@ -17,12 +17,11 @@ from support.one_time import Members, make_members
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism.noise import plan_noise
-from veilsum_privacy.results.sum_evidence import total_from_bytes
+from veilsum_privacy.results.whole_sums import total_from_bytes
 from veilsum_privacy.securesum.check_words import challenge, check_words, verify_check_words
-from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes, encrypt_words
-from veilsum_privacy.securesum.opening import Total, open_words
+from veilsum_privacy.securesum.opening import Total, open_words, unmask_values
 from veilsum_privacy.securesum.ring import RING_4096
 from veilsum_privacy.securesum.short_keys import draw_key
 from veilsum_privacy.securesum.sum_plan import OneTimePlan

@@ -375,7 +375,7 @@ def test_the_frozen_program_comes_from_an_option_or_the_configuration(here: Path
 
 
 def test_an_encoders_result_writes_features(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from veilsum_privacy.study.encoder import projection_digest
+    from veilsum_privacy.study.projections import projection_digest
 
     rng = np.random.default_rng(9)
     matrix, offset = rng.standard_normal((2, WIDTH)), rng.standard_normal(2)

@@ -31,17 +31,10 @@ from veilsum_node.identity import SigningKey
 from veilsum_privacy.ledger.receipts import consent_commitment, consent_proof, parse_receipt, sign_receipt
 from veilsum_privacy.results.former.proof import FormerReleaseProof
 from veilsum_privacy.results.proof_check import CheckedRelease, CheckedStudy, ProofFault, check_study
-from veilsum_privacy.results.proof_files import (
-    FOLDER,
-    STUDY_FILE,
-    ReleaseEntry,
-    ReleaseProof,
-    StudyProof,
-    round_file,
-    sum_file,
-)
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, sum_file
+from veilsum_privacy.results.release_names import FOLDER, round_file
 from veilsum_privacy.results.result import result_files, study_fields
-from veilsum_privacy.results.sum_evidence import total_to_bytes
+from veilsum_privacy.results.whole_sums import total_to_bytes
 from veilsum_privacy.securesum.check_words import Signed, parse_check, products
 from veilsum_privacy.securesum.key_shares import consent_of
 

@@ -23,9 +23,11 @@ from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
-from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct, Peer
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Peer
+from veilsum_participant.boundary.direct import Direct
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.framing import Caller, FramedSocket, pair, serve
+from veilsum_participant.boundary.framing import Caller, FramedSocket, pair
+from veilsum_participant.boundary.serving import serve
 from veilsum_participant.front.answering import Front, in_process, told
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError

@@ -19,8 +19,8 @@ from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Label
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.check_words import CheckStatement, Signed, challenge, sign_check
+from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import consent_of
-from veilsum_privacy.securesum.opening import Contribution
 from veilsum_proto import federation_pb2 as pb
 
 

@@ -25,7 +25,7 @@ from veilsum_coordinator.storage import journal, long_values, outage, releases
 from veilsum_coordinator.storage.long_values import RELEASE_PIECES, SUM_PIECES, cut
 from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.results.proof_files import release_digest
+from veilsum_privacy.results.release_names import release_digest
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.securesum import packed
 from veilsum_privacy.training import long_arrays

@@ -27,8 +27,9 @@ from veilsum_node.database import Database
 from veilsum_node.errors import Unavailable
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.telemetry.metrics import SiteMetrics, monitored
+from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_participant.telemetry.shared_metrics import samples as shared_samples
+from veilsum_participant.telemetry.watching import watched
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_proto import SOFTWARE
@@ -77,7 +78,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             ready = bed.kit.coordinator.directory / f"{name}.metrics"
             settings = LOOPBACK.model_copy(update={"ready_file": ready})
             site.config = site.config.model_copy(update={"metrics": settings, "policy": policy})
-            found.metrics[name] = stack.enter_context(monitored(site))
+            stack.enter_context(watched(site))
+            assert isinstance(site.observer, SiteMetrics)
+            found.metrics[name] = site.observer
             stack.enter_context(running_client(site, address))
         stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
         key = submit(bed, stub, study)
@@ -231,7 +234,7 @@ def test_a_site_without_a_session_is_not_ready(tmp_path: Path) -> None:
     bed = make_bed(tmp_path, data)
     site = bed.sites["a"]
     site.config = site.config.model_copy(update={"metrics": LOOPBACK.model_copy(update={"ready_file": tmp_path / "address"})})
-    with monitored(site), running_client(site, "localhost:1"):
+    with watched(site), running_client(site, "localhost:1"):
         address = (tmp_path / "address").read_text()
         assert _get(address, "/readyz") == (503, "session\n")
         assert _get(address, "/healthz") == (200, "ok\n")

@@ -28,7 +28,9 @@ from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.openings import Openings
-from veilsum_participant.telemetry.metrics import SiteMetrics, Verifier, monitored
+from veilsum_participant.telemetry.metrics import SiteMetrics
+from veilsum_participant.telemetry.watching import Verifier
+from veilsum_participant.telemetry.watching import watched as watching
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.metrics import LedgerWatch, read_mirror
 from veilsum_proto import federation_pb2 as pb
@@ -287,7 +289,7 @@ def test_a_ledger_that_was_tampered_with_is_shown_and_logged(watched: Watched, c
     assert str(metrics.registry.get_sample_value("veilsum_ledger_verified")) == "nan"
     assert metrics.registry.get_sample_value("veilsum_ledger_verified_timestamp_seconds") == 0
     with caplog.at_level(logging.INFO):
-        verifier = Verifier(site, metrics)
+        verifier = Verifier(site)
         wait_for(lambda: metrics.verified is True, "the verification of the start")
         with site.database.transaction() as connection:
             connection.execute(text("DROP TRIGGER IF EXISTS ledger_no_update"))
@@ -319,7 +321,7 @@ def test_nothing_is_released_before_the_verification_of_the_start(watched: Watch
         answers.append(refused.value.code)
 
     monkeypatch.setattr(Verifier, "verify", verify)
-    verifier, contributing = Verifier(site, watched.sites["a"]), threading.Thread(target=contribute, daemon=True)
+    verifier, contributing = Verifier(site), threading.Thread(target=contribute, daemon=True)
     contributing.start()
     contributing.join(0.3)
     assert contributing.is_alive()
@@ -334,7 +336,7 @@ def test_a_ledger_that_cannot_be_read_keeps_the_last_result(watched: Watched, ca
     metrics.verification(True)
     site.config = site.config.model_copy(update={"state": site.config.state.with_name("gone.db")})
     watched.bed.clock.now += 5
-    Verifier(site, metrics).stop()
+    Verifier(site).stop()
     wait_for(lambda: "cannot be verified" in caplog.text, "the word in the log")
     assert metrics.verified is True
     assert metrics.registry.get_sample_value("veilsum_ledger_verified_timestamp_seconds") == watched.bed.clock() - 5
@@ -380,6 +382,6 @@ def test_an_open_endpoint_without_a_token_starts_nothing(watched: Watched, tmp_p
     site = bed.sites["a"]
     site.config = site.config.model_copy(update={"metrics": settings})
     before = site.observer
-    with pytest.raises(ConfigurationError, match="not a loopback address"), monitored(site):
+    with pytest.raises(ConfigurationError, match="not a loopback address"), watching(site):
         pass
     assert site.observer is before

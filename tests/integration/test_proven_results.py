@@ -33,11 +33,12 @@ from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, SigningKey
-from veilsum_privacy.results import sum_evidence
-from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof, round_file, sum_file
+from veilsum_privacy.results import whole_sums
+from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof, sum_file
 from veilsum_privacy.results.release_check import ProofFault
+from veilsum_privacy.results.release_names import round_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, load_result
-from veilsum_privacy.securesum.opening import Contribution
+from veilsum_privacy.securesum.contributions import Contribution
 
 FIRST, SECOND = round_file(1), round_file(2)
 TOTAL = sum_file(2)
@@ -323,13 +324,13 @@ def test_what_was_changed_is_named(proven: Proven, tmp_path: Path, change: str) 
 def test_each_sum_is_opened_once(proven: Proven, monkeypatch: pytest.MonkeyPatch) -> None:
     """The method runs on the sums as they are opened; none is kept, for each is as large as a model."""
     opened = []
-    honest = sum_evidence.open_words
+    honest = whole_sums.open_words
 
     def counted(total: Contribution, *rest: Any) -> Any:
         opened.append(total)
         return honest(total, *rest)
 
-    monkeypatch.setattr(sum_evidence, "open_words", counted)
+    monkeypatch.setattr(whole_sums, "open_words", counted)
     found = verify_result(proven.directory, proven.authority)
     assert len(opened) == len(found.releases) > 1
     assert not any(release.values.size for release in found.releases)

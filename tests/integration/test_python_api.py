@@ -32,8 +32,8 @@ from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError, Unavailable
 from veilsum_participant.applying.model import load_model, probabilities
-from veilsum_privacy.results.proof_files import round_file
 from veilsum_privacy.results.release_check import ProofFault
+from veilsum_privacy.results.release_names import round_file
 from veilsum_privacy.tasks.queries.kinds import KINDS
 
 pytestmark = pytest.mark.usefixtures("few_rehearsals")

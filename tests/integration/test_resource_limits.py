@@ -24,8 +24,9 @@ from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.identity import Credentials
 from veilsum_node.telemetry import log_floods
 from veilsum_node.telemetry.logs import LogSettings, start_logging
-from veilsum_node.transport import route
+from veilsum_node.transport import dialling
 from veilsum_node.transport.channel import open_channel
+from veilsum_node.transport.route import Proxy, Route
 from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.services import CoordinationStub, StudiesStub
@@ -259,7 +260,7 @@ def test_a_caller_that_fetches_in_a_loop_holds_nobody_up(hurried: tuple[TestBed,
 
 
 def test_a_proxy_that_answers_a_byte_at_a_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(dialling, "ANSWER_SECONDS", 0.5)
     ended = threading.Event()
 
     def answer() -> None:
@@ -276,7 +277,7 @@ def test_a_proxy_that_answers_a_byte_at_a_time_is_left(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(route.UnreachableError, match="closed the connection"):
-            route.Proxy(f"127.0.0.1:{listener.getsockname()[1]}").connect("coordinator.example:8461")
+        with pytest.raises(dialling.UnreachableError, match="closed the connection"):
+            dialling.connect(Route("coordinator.example:8461", Proxy(f"127.0.0.1:{listener.getsockname()[1]}")))
         ended.set()
         thread.join(PATIENCE)

@@ -18,7 +18,7 @@ from veilsum.remote import connect
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.errors import Misuse
 from veilsum_node.transport.connection import probe_tls
-from veilsum_node.transport.route import BrokenOffError, UnreachableError
+from veilsum_node.transport.dialling import BrokenOffError, UnreachableError
 
 
 class Line:

@@ -26,7 +26,8 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.identity.certificate import certificate_end
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
-from veilsum_node.transport.route import Proxy, Route, UnreachableError, as_route
+from veilsum_node.transport.dialling import UnreachableError, as_route, connect
+from veilsum_node.transport.route import Proxy, Route
 from veilsum_participant.boundary.front import ObjectKind
 from veilsum_participant.session.channel import UndeliveredError
 from veilsum_proto import federation_pb2 as pb
@@ -232,7 +233,7 @@ def shown_at(way: Route, hospital: HospitalAuthority) -> bytes:
     """The certificate that a new handshake is shown."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=hospital.pem.decode())
-    with way.connect() as raw, context.wrap_socket(raw, server_hostname="localhost") as tls:
+    with connect(way) as raw, context.wrap_socket(raw, server_hostname="localhost") as tls:
         return tls.getpeercert(binary_form=True) or b""
 
 

@@ -26,7 +26,7 @@ from sqlalchemy.util import LRUCache
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.process.hardening import allow_files
-from veilsum_participant.boundary.calls import Direct
+from veilsum_participant.boundary.direct import Direct
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind, StudyObject
 from veilsum_participant.front import channel as wire

@@ -378,8 +378,8 @@ HARMLESS: dict[str, str] = {
     (f"{_FORMER}/words.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"): _COPY,
     f"{_FORMER}/words.py::words_digest: False -> True": _COPY,
     "privacy/veilsum_privacy/results/sum_evidence.py::_answers: 0 -> 1": _ALIKE,
-    "privacy/veilsum_privacy/results/sum_evidence.py::verify_evidence: 0 -> 1": _ALIKE,
-    "privacy/veilsum_privacy/results/sum_evidence.py::verify_evidence: True -> False": _PAIRED,
+    "privacy/veilsum_privacy/results/whole_sums.py::verify_evidence: 0 -> 1": _ALIKE,
+    "privacy/veilsum_privacy/results/whole_sums.py::verify_evidence: True -> False": _PAIRED,
     f"{_SECURESUM}/lanes.py::pack_lanes: 1 -> 2": _LENGTH,
     f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (
         "a sum of even numbers is never the modulus, which is odd"

@@ -16,6 +16,7 @@ _ONE_TIME = tuple(f"tests/unit/test_one_time_{part}.py" for part in ("keys", "ev
 _ONE_TIME += tuple(f"tests/unit/test_securesum_{part}.py" for part in ("sums", "plans", "streams", "locks"))
 _ONE_TIME_MODULES = (
     "streams packed ring products short_products short_keys one_time_keys key_shares data_masks sum_plan check_words opening"
+    " contributions"
 )
 _NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py", "tests/unit/test_unrounded.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
@@ -48,6 +49,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     **{f"privacy/veilsum_privacy/securesum/{part}.py": _ONE_TIME for part in _ONE_TIME_MODULES.split()},
     "privacy/veilsum_privacy/results/sum_evidence.py": _ONE_TIME,
+    "privacy/veilsum_privacy/results/whole_sums.py": _ONE_TIME,
     "privacy/veilsum_privacy/results/former": ("tests/unit/test_former_results.py", "tests/unit/test_securesum_context.py"),
     "privacy/veilsum_privacy/securesum/seal_files.py": ("tests/unit/test_seal_files.py",),
     "privacy/veilsum_privacy/securesum/rounding.py": ("tests/unit/test_one_time_rounding.py",),

@@ -21,9 +21,10 @@ from veilsum_node.errors import RefusalCode
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.ledger import LedgerReader, verify_ledger
 from veilsum_privacy.ledger.receipts import parse_receipt
-from veilsum_privacy.results.sum_evidence import total_from_bytes, total_to_bytes
+from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes
 from veilsum_privacy.securesum.context import parse_assignment
-from veilsum_privacy.securesum.opening import Contribution, Total
+from veilsum_privacy.securesum.contributions import Contribution
+from veilsum_privacy.securesum.opening import Total
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 if TYPE_CHECKING:

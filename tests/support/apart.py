@@ -12,7 +12,8 @@ from veilsum_participant.boundary import compiler as compiler_table
 from veilsum_participant.boundary import maps as maps_table
 from veilsum_participant.boundary import reader as reader_table
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.framing import FramedSocket, pair, serve
+from veilsum_participant.boundary.framing import FramedSocket, pair
+from veilsum_participant.boundary.serving import serve
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.worker import compiler
 from veilsum_participant.worker.compiler import Compiler

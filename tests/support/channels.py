@@ -9,7 +9,7 @@ import grpc
 
 from veilsum_node.identity import Credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant.boundary.calls import Direct
+from veilsum_participant.boundary.direct import Direct
 from veilsum_participant.front.answering import Front, told
 from veilsum_participant.front.channel import GrpcChannel
 from veilsum_participant.session.channel import SiteChannel

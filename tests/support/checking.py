@@ -25,19 +25,13 @@ from veilsum_participant.protocol.openings import Consent, Shown
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.store.attempts import AttemptRow, find_attempt
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.receipts import (
-    Countersignature,
-    Receipt,
-    SignedReceipt,
-    countersign,
-    parse_receipt,
-    receipts_digest,
-)
-from veilsum_privacy.results.sum_evidence import total_from_bytes
+from veilsum_privacy.ledger.countersigning import countersign
+from veilsum_privacy.ledger.receipts import Countersignature, Receipt, SignedReceipt, parse_receipt, receipts_digest
+from veilsum_privacy.results.whole_sums import total_from_bytes
 from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, sign_sum, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
-from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.opening import Contribution, Total, open_words
+from veilsum_privacy.securesum.contributions import Contribution
+from veilsum_privacy.securesum.opening import Total, open_words, unmask_values
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy

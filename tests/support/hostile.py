@@ -38,14 +38,15 @@ from veilsum_participant.store.attempts import (
 )
 from veilsum_participant.store.studies import StudyRow, find_study
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
-from veilsum_privacy.results.sum_evidence import total_from_bytes
+from veilsum_privacy.ledger.countersigning import countersign
+from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, parse_receipt, receipts_digest
+from veilsum_privacy.results.whole_sums import total_from_bytes
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, sign_sum, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
-from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import self_masks
-from veilsum_privacy.securesum.opening import Contribution, Total, open_words
+from veilsum_privacy.securesum.opening import Total, open_words, unmask_values
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.securesum.streams import StreamPurpose
 from veilsum_privacy.study.study import Study, parse_study, study_digest

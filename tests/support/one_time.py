@@ -19,7 +19,8 @@ from support.ledgers import any_receipt
 from support.randomness import SeededRandom
 from veilsum_node.identity import Identity, Role, SigningKey
 from veilsum_privacy.ledger.receipts import SignedReceipt, consent_commitment, consent_proof, sign_receipt
-from veilsum_privacy.results.sum_evidence import Evidence, total_to_bytes
+from veilsum_privacy.results.sum_evidence import Evidence
+from veilsum_privacy.results.whole_sums import total_to_bytes
 from veilsum_privacy.securesum.check_words import (
     CheckStatement,
     Signed,
@@ -32,6 +33,7 @@ from veilsum_privacy.securesum.check_words import (
     sign_consent,
     sign_sum,
 )
+from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.data_masks import mask_values
 from veilsum_privacy.securesum.key_shares import (
     MemberMasks,
@@ -42,7 +44,7 @@ from veilsum_privacy.securesum.key_shares import (
     share_to_bytes,
 )
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest, encrypt_words
-from veilsum_privacy.securesum.opening import Contribution, Total
+from veilsum_privacy.securesum.opening import Total
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters
 from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.short_keys import draw_key

@@ -9,9 +9,9 @@ import numpy as np
 from support.hostile import Adversary, subtract_mod
 from veilsum_aggregation.arrays import Integers
 from veilsum_participant.store.tables import promised
-from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import DATA, KEY, MemberMasks, self_masks
-from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.opening import open_words, unmask_values
 
 
 def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:

@@ -24,11 +24,11 @@ from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.canonical import canonical
 from veilsum_node.identity import Credentials, Label, SigningKey
 from veilsum_privacy.ledger import Mechanism
+from veilsum_privacy.ledger.countersigning import countersign
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
     SignedReceipt,
     consent_proof,
-    countersign,
     parse_receipt,
     receipts_digest,
     sign_receipt,
@@ -37,16 +37,8 @@ from veilsum_privacy.results.former.layout import former_context, former_plan
 from veilsum_privacy.results.former.proof import FormerReleaseProof
 from veilsum_privacy.results.former.words import Statement, masked_sum, words_digest
 from veilsum_privacy.results.proof_check import CheckedStudy, ProofFault
-from veilsum_privacy.results.proof_files import (
-    FOLDER,
-    STUDY_FILE,
-    ReleaseEntry,
-    ReleaseProof,
-    read_entries,
-    release_digest,
-    round_file,
-    sum_file,
-)
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, read_entries, sum_file
+from veilsum_privacy.results.release_names import FOLDER, release_digest, round_file
 from veilsum_privacy.results.result import MANIFEST
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, context_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from veilsum_node.errors import HostileInput
 from veilsum_participant.protocol.openings import Shown
-from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart, part_of_receipt, part_of_word
+from veilsum_privacy.ledger.countersigning import part_of_receipt, part_of_word
+from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
 from veilsum_privacy.securesum.check_words import Signed
 from veilsum_proto import federation_pb2 as pb
 

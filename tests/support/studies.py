@@ -14,7 +14,8 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.encoder import Projection, projection_digest
+from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records

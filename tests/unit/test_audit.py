@@ -24,7 +24,7 @@ from support.randomness import SeededRandom
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.study.study import NoiseKind, Study, Unit

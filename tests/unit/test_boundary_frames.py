@@ -20,19 +20,11 @@ from hypothesis import strategies as st
 from support.network import PATIENCE
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
-from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError
+from veilsum_participant.boundary.direct import Direct
 from veilsum_participant.boundary.encoding import Inquiry, Message, memory, number, octets
-from veilsum_participant.boundary.framing import (
-    FAILED,
-    INLINE,
-    MOST_CALLS,
-    Caller,
-    FramedSocket,
-    SealedMemory,
-    check_peer,
-    pair,
-    serve,
-)
+from veilsum_participant.boundary.framing import FAILED, INLINE, MOST_CALLS, Caller, FramedSocket, SealedMemory, pair
+from veilsum_participant.boundary.serving import serve
 
 HEADER = struct.Struct("<2sHIQ")
 PLAIN, IN_MEMORY, BESIDE = b"v0", b"v1", b"v2"
@@ -378,12 +370,3 @@ def test_sealed_memory_cannot_be_changed() -> None:
     made.close()
     assert bytes(view) == b"as it is"
     assert bytes(SealedMemory.of().view()) == b""
-
-
-def test_who_is_on_the_other_side_is_checked() -> None:
-    ours, theirs = pair()
-    assert check_peer(ours, os.getuid()) == os.getpid()
-    with pytest.raises(HostileInput):
-        check_peer(ours, os.getuid() + 1)
-    ours.close()
-    theirs.close()

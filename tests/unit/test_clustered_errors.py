@@ -27,7 +27,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.protocol.policy import study_faults
 from veilsum_participant.settings.config import ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import DatasetConfig
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records

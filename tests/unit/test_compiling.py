@@ -15,13 +15,13 @@ from support import golden_sums
 from support.apart import Answer, ThreadStarter
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting, random_records
 from support.randomness import SeededRandom
+from support.starting import ProcessStarter
 from veilsum_node.errors import HostileInput, Misuse, VeilsumError
 from veilsum_participant.boundary import compiler as table
 from veilsum_participant.boundary.compiler import GraphSaid, StudySaid, TaskSaid, TrainingSaid
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.worker.compiling import CompiledTask, WorkerStudies
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
-from veilsum_participant.worker.starting import ProcessStarter
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.terms import TaskTerms
 from veilsum_privacy.mechanism.rows.graph import RowGraph, node

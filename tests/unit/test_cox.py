@@ -20,7 +20,7 @@ from veilsum_aggregation.baselines import MOST_PERIODS, Baseline, LifeTable, fir
 from veilsum_aggregation.hazards import HazardFit, HazardModel, HazardRelease
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy

@@ -25,7 +25,8 @@ from veilsum_participant.data.encoders import ProgramEncoder, find_encoder, load
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import EncoderConfig
 from veilsum_participant.settings.encoder_files import file_digest
-from veilsum_privacy.study.encoder import MAX_INPUTS, Program, Projection, check_projection, projection_digest
+from veilsum_privacy.study.encoder import MAX_INPUTS, Program, Projection
+from veilsum_privacy.study.projections import check_projection, projection_digest
 
 
 class _Mlp(nn.Module):

@@ -39,9 +39,10 @@ from veilsum_deploy.simulation.study import draft_of
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
 from veilsum_participant.applying.measurement import measure
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.results.result import Result, save_result
-from veilsum_privacy.study.encoder import Projection, projection_digest
+from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task

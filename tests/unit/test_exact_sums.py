@@ -23,7 +23,8 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import StoredBlocks
 from veilsum_node.errors import HostileInput
 from veilsum_participant.data.encode import scale
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum, shrunk, task_rows
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum, shrunk
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.mechanism.rows.symbols import whole
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study

@@ -16,7 +16,8 @@ from support.neighbours import SETTINGS, schema
 from veilsum_aggregation.alignment import local_map
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.study.encoder import Program, Projection, projection_digest
+from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import exact_affine, map_records

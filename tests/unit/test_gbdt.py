@@ -17,7 +17,7 @@ from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.boosting import LeafSums, SplitColumn, first_base, newton_leaves, random_trees, split_gains
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.mechanism.rows.symbols import symbol
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks import build_task

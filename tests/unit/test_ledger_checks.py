@@ -18,15 +18,8 @@ from veilsum_privacy.ledger.checks import (
     find_signer,
     own_receipt,
 )
-from veilsum_privacy.ledger.receipts import (
-    Countersignature,
-    Receipt,
-    SignedReceipt,
-    Witness,
-    countersign,
-    receipts_digest,
-    sign_receipt,
-)
+from veilsum_privacy.ledger.countersigning import countersign
+from veilsum_privacy.ledger.receipts import Countersignature, Receipt, SignedReceipt, Witness, receipts_digest, sign_receipt
 
 NAMES = ("north", "south", "east", "west")
 SITES = {name: credentials_of(name) for name in NAMES}

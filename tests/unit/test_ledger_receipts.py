@@ -16,18 +16,15 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger import Mechanism
+from veilsum_privacy.ledger.countersigning import countersign, countersign_again, part_of_receipt, part_of_word
 from veilsum_privacy.ledger.receipts import (
     MAX_RECEIPT_BYTES,
     Countersignature,
     SignedReceipt,
     consent_commitment,
     consent_proof,
-    countersign,
-    countersign_again,
     parse_countersignature,
     parse_receipt,
-    part_of_receipt,
-    part_of_word,
     receipts_digest,
     sign_receipt,
     verify_countersignature,

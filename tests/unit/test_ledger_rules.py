@@ -11,12 +11,12 @@ import pytest
 
 from support.ledgers import GRID, OTHER_STUDY, STUDY, make_reservation
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import Course, epsilon_of
-from veilsum_privacy.accounting.estimate import PRV_ERROR
+from veilsum_privacy.accounting.accountant import PRV_ERROR, Course, epsilon_of
 from veilsum_privacy.accounting.figures import estimated_epsilon, rdp_epsilon
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.entries import Entry
-from veilsum_privacy.ledger.rules import MirrorRules, SiteRules
+from veilsum_privacy.ledger.mirror_rules import MirrorRules
+from veilsum_privacy.ledger.rules import SiteRules
 from veilsum_privacy.mechanism.noise import NoisePlan
 
 DELTA = 1e-5

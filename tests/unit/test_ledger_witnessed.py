@@ -15,7 +15,8 @@ from support.tampering import Change, Copy
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import LedgerFault, SignedReceipt, verify_ledger
-from veilsum_privacy.ledger.receipts import countersign, parse_countersignature, receipts_digest
+from veilsum_privacy.ledger.countersigning import countersign
+from veilsum_privacy.ledger.receipts import parse_countersignature, receipts_digest
 
 SITES = ("north", "south", "east")
 CENTRE = credentials_of(COORDINATOR, role=Role.COORDINATOR)

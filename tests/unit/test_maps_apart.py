@@ -20,6 +20,7 @@ from support.apart import Answer, ThreadStarter
 from support.local_trainings import D, given_arrays, parameters
 from support.neighbours import NEIGHBOURS, Setting, network_settings, random_records, schema
 from support.randomness import SeededRandom
+from support.starting import Child, ProcessStarter
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import SealedMemory
@@ -29,7 +30,7 @@ from veilsum_participant.worker import elsewhere as elsewhere_module
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.rows import opened_rows, sealed_rows
-from veilsum_participant.worker.starting import Child, ProcessStarter, WorkerStarter
+from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute, no_records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study

@@ -30,7 +30,7 @@ from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Mis
 from veilsum_participant.applying import model as model_module
 from veilsum_participant.applying.model import Model, load_model, probabilities
 from veilsum_privacy.results.result import Result, save_result
-from veilsum_privacy.study.encoder import projection_digest
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.arrays import load

@@ -20,7 +20,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.results.released_models import find_released, released_arrays, result_predictor
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study

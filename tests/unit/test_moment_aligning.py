@@ -27,7 +27,7 @@ from veilsum_coordinator.parts.moment_plans import (
 )
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.tasks import build_task

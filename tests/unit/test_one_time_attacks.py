@@ -23,9 +23,10 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity import Label, SigningKey, verify
 from veilsum_privacy.ledger import receipts as signed_receipts
-from veilsum_privacy.results import sum_evidence as evidence
-from veilsum_privacy.results.sum_evidence import Evidence, total_to_bytes, verify_evidence
-from veilsum_privacy.securesum import check_words, data_masks, key_shares, opening, streams
+from veilsum_privacy.results import sum_evidence
+from veilsum_privacy.results.sum_evidence import Evidence
+from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
+from veilsum_privacy.securesum import check_words, key_shares, opening, streams
 from veilsum_privacy.securesum.check_words import (
     CHECK_BITS,
     CHECKS,
@@ -37,8 +38,9 @@ from veilsum_privacy.securesum.check_words import (
     verify_answers,
     verify_check_words,
 )
+from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import MemberMasks, consent_of, open_keys, self_masks
-from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.opening import open_words
 from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters, known_ring
 from veilsum_privacy.securesum.short_keys import draw_key
@@ -110,7 +112,7 @@ def changed_after_the_challenge(played: Played) -> Evidence:
         found = replace(honest, total=total_to_bytes(total, plan))
         words = open_words(total, plan, members.context, members.consents)
         try:
-            data_masks.unmask_values(words, plan, members.context, members.consents)
+            opening.unmask_values(words, plan, members.context, members.consents)
         except HostileInput:
             continue  # out of range; another one
         return found
@@ -123,7 +125,7 @@ def test_a_sum_that_is_chosen_after_the_challenge_is_refused(monkeypatch: Patch)
     found = changed_after_the_challenge(played)
     refused(members, found, "does not follow")
     # a coordinator that signs for the new sum as well gets another challenge, which nobody answered
-    fixed = members.fix(evidence.total_from_bytes(found.total, members.plan))[1]
+    fixed = members.fix(total_from_bytes(found.total, members.plan))[1]
     refused(members, replace(found, fixed=fixed), "does not follow")
     # the guard removed: a challenge, and words about it, that are not bound to the sum
     monkeypatch.setattr(Contribution, "digest", lambda self, plan, context: bytes(32))
@@ -372,7 +374,7 @@ def equivocated(members: Members) -> tuple[Evidence, Played, list[Signed]]:
         total = shifted(true, 3, amount * (T // 50), members.ring)
         try:
             words = open_words(total, members.plan, members.context, members.consents)
-            data_masks.unmask_values(words, members.plan, members.context, members.consents)
+            opening.unmask_values(words, members.plan, members.context, members.consents)
             break
         except HostileInput:
             continue
@@ -408,7 +410,7 @@ def test_an_answer_that_is_signed_anew_after_the_opening_is_refused(monkeypatch:
         for item, member in zip(played.checks, cohort, strict=True):
             verify(member.public_key, Label.CHECK, item.body, item.signature)
 
-    monkeypatch.setattr(evidence, "_agreed", each_its_own)
+    monkeypatch.setattr(sum_evidence, "_agreed", each_its_own)
     assert verified(members, found).tolist() != played.exact.tolist(), "a false sum with a valid answer of everyone"
 
 

@@ -23,12 +23,8 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.results.proof_files import ReleaseProof
-from veilsum_privacy.results.sum_evidence import (
-    Evidence,
-    total_from_bytes,
-    total_to_bytes,
-    verify_evidence,
-)
+from veilsum_privacy.results.sum_evidence import Evidence
+from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum.check_words import (
     Signed,
     SumStatement,

@@ -22,7 +22,8 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.encoder import Program, projection_digest
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, DateColumn, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model

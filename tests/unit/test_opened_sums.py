@@ -11,11 +11,12 @@ import pytest
 from support.one_time import Members, Played, make_members, play, shifted, some_vectors
 from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.results.sum_evidence import total_from_bytes, total_to_bytes, verify_evidence, verify_opened
-from veilsum_privacy.securesum import opened_sums
-from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.opened_sums import OpenedSum, _nearest, opened_from_bytes, opened_to_bytes
-from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.results.sum_evidence import verify_opened
+from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
+from veilsum_privacy.securesum import opened_sums, written_sums
+from veilsum_privacy.securesum.contributions import Contribution
+from veilsum_privacy.securesum.opened_sums import OpenedSum, nearest, opened_from_bytes
+from veilsum_privacy.securesum.opening import open_words, unmask_values
 from veilsum_privacy.securesum.ring import (
     RING_2048,
     RING_2048_FEW,
@@ -25,6 +26,7 @@ from veilsum_privacy.securesum.ring import (
     RING_4096_LARGE,
     RingParameters,
 )
+from veilsum_privacy.securesum.written_sums import opened_to_bytes
 
 RINGS = [RING_2048_FEW, RING_2048, RING_2048_LARGE, RING_4096_FEW, RING_4096, RING_4096_LARGE]
 
@@ -67,7 +69,7 @@ def test_the_nearest_phase_of_a_word_is_exact_to_one(ring: RingParameters) -> No
     random = SeededRandom(b"phases %d" % ring.plain_modulus)
     t, q = ring.plain_modulus, ring.prime
     some = [0, 1, 2, t // 2, t // 2 + 1, t - 2, t - 1, *(int.from_bytes(random.bytes(8), "big") % t for _ in range(5000))]
-    for word, near in zip(some, _nearest(np.array(some, dtype=np.uint64), ring).tolist(), strict=True):
+    for word, near in zip(some, nearest(np.array(some, dtype=np.uint64), ring).tolist(), strict=True):
         assert abs(near * t - word * q) <= t
 
 
@@ -138,7 +140,7 @@ def read_by_hand(data: bytes, count: int) -> list[int]:
 )  # fmt: skip
 def test_numbers_are_what_they_were_however_they_lie(numbers: list[int]) -> None:
     file = io.BytesIO()
-    opened_sums._write(file, np.array(numbers, dtype=np.int64))
+    written_sums._write(file, np.array(numbers, dtype=np.int64))
     found, rest = opened_sums._unpacked(file.getvalue(), len(numbers))
     assert found.tolist() == numbers == read_by_hand(file.getvalue(), len(numbers))
     assert not len(rest)
@@ -149,7 +151,7 @@ def test_gaussian_numbers_take_little_more_than_their_entropy(deviation: int) ->
     """log2(deviation sqrt(2 pi e)) bits each; the widest of so many would take 1.1 bits more for each."""
     numbers = np.rint(np.random.default_rng(deviation).normal(17, deviation, 4096)).astype(np.int64)
     file = io.BytesIO()
-    opened_sums._write(file, numbers)
+    written_sums._write(file, numbers)
     assert 8 * len(file.getvalue()) < 4096 * (np.log2(deviation * np.sqrt(2 * np.pi * np.e)) + 0.2)
     assert read_by_hand(file.getvalue(), 4096) == numbers.tolist()
 
@@ -158,7 +160,7 @@ def test_gaussian_numbers_take_little_more_than_their_entropy(deviation: int) ->
 def test_numbers_that_would_not_fit_are_refused(spoil: str) -> None:
     """Zero bytes behind the last one; more of them than numbers have; a rest beyond 58 bits; fewer numbers than told."""
     file = io.BytesIO()
-    opened_sums._write(file, np.rint(np.random.default_rng(1).normal(0, 50, 64)).astype(np.int64))
+    written_sums._write(file, np.rint(np.random.default_rng(1).normal(0, 50, 64)).astype(np.int64))
     data = bytearray(file.getvalue())
     length = int.from_bytes(data[9:13], "little")
     assert length

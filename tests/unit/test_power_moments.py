@@ -17,7 +17,8 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum, task_rows
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration

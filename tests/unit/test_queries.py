@@ -19,7 +19,7 @@ from support.rows import rows_of as task_rows_of
 from support.studies import complete
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand, weigh
 from veilsum_node.errors import ConfigurationError, HostileInput
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.mechanism.persons import join_records
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn

@@ -23,6 +23,7 @@ from PIL import Image
 
 from support.apart import Answer, RawStarter, ThreadStarter
 from support.federation import schema_of
+from support.starting import Child, ProcessStarter
 from veilsum_node.errors import ConfigurationError, DataError, RefusalCode, Unavailable, VeilsumError
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import SealedMemory, pair
@@ -43,7 +44,6 @@ from veilsum_participant.datasets import Datasets
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.worker.remote import WorkerDatasets, offered_bytes
 from veilsum_participant.worker.rows import opened_rows, sealed_rows
-from veilsum_participant.worker.starting import Child, ProcessStarter
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 

@@ -21,7 +21,7 @@ from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, f
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task

@@ -22,7 +22,8 @@ from veilsum_node.identity.certificate import load_authority_certificate, moment
 from veilsum_node.identity.files import replace_file
 from veilsum_node.identity.kit import Kit, make_kit
 from veilsum_node.identity.renewal import DAY, ExpiryLog, Renewal, expiry_warning, renewed_credentials
-from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, load_server_pair
+from veilsum_node.identity.server_pair import load_server_pair
+from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.phrases import counted
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.ledger import Kind, Ledger

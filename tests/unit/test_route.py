@@ -17,7 +17,8 @@ from support.network import PATIENCE
 from veilsum.access import resolve_access
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.overrides import PREFIX
-from veilsum_node.transport.route import Proxy, Route, UnreachableError, plan_route, unused_proxy_variables
+from veilsum_node.transport.dialling import UnreachableError, _answer, _refused, connect
+from veilsum_node.transport.route import Proxy, Route, plan_route, unused_proxy_variables
 from veilsum_participant.settings.config import load_participant_config
 
 BASE = 'coordinator = "coordinator.example:8461"\n{keys}\n[datasets.records]\npath = "records.csv"\n'
@@ -167,12 +168,12 @@ def answering(answer: bytes) -> Iterator[str]:
 )
 def test_what_a_proxy_answers_is_explained(answer: bytes, message: str) -> None:
     with answering(answer) as address, pytest.raises(UnreachableError, match=message):
-        Route("there.example:8461", Proxy(address)).connect()
+        connect(Route("there.example:8461", Proxy(address)))
 
 
 def test_what_follows_the_answer_is_the_tunnels() -> None:
     answer = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\nfirst bytes"
-    with answering(answer) as address, Route("there.example:8461", Proxy(address)).connect() as raw:
+    with answering(answer) as address, connect(Route("there.example:8461", Proxy(address))) as raw:
         assert raw.recv(100) == b"first bytes"
 
 
@@ -183,11 +184,11 @@ def test_hostile_answers_end_in_a_typed_error_or_a_tunnel(answer: bytes) -> None
     with ours, theirs:
         theirs.sendall(answer)
         theirs.shutdown(socket.SHUT_WR)
-        status = Proxy("proxy.example:1")._answer(ours)
+        status = _answer(ours)
         assert -1 <= status <= 999
         if status != -1:
             assert answer.startswith(b"HTTP/1.")
-        assert str(Proxy("proxy.example:1")._refused(status, "there:1"))
+        assert str(_refused(Proxy("proxy.example:1"), status, "there:1"))
 
 
 def test_an_analysts_settings_say_the_way_too(tmp_path: Path) -> None:

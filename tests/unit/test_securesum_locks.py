@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from support.one_time import Members, make_members
 from support.securesum import ALPHA, uniform_p_value
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import consent_of, self_masks
-from veilsum_privacy.securesum.opening import open_words
+from veilsum_privacy.securesum.opening import open_words, unmask_values
 from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
 from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from support.one_time import Members, make_members
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.lanes import pack_lanes
-from veilsum_privacy.securesum.opening import open_words
+from veilsum_privacy.securesum.opening import open_words, unmask_values
 from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RINGS, RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan, plan_sum
 

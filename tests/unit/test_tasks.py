@@ -30,7 +30,8 @@ from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
-from veilsum_privacy.computation.contribution import compute_sum, task_rows
+from veilsum_privacy.computation.contribution import compute_sum
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study.known_tasks import FORMER
 from veilsum_privacy.study.study import NoiseKind, Unit

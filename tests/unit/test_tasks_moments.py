@@ -18,7 +18,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.moments import covariance, symmetric
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.tasks import build_task

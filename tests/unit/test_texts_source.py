@@ -13,6 +13,7 @@ import pytest
 import sentencepiece
 import torch
 
+from support.starting import Child
 from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_node.process.confinement import offered
 from veilsum_participant.boundary.framing import pair
@@ -21,12 +22,12 @@ from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import load_encoder
 from veilsum_participant.data.sources import opened, read_table
 from veilsum_participant.data.texts import CHARACTERS, NoTokens, token_columns
-from veilsum_participant.session.launcher import ROLES, bounds_of
+from veilsum_participant.session.launcher import ROLES
+from veilsum_participant.session.supervisor import bounds_of
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.query import Texts, token_names
 from veilsum_participant.settings.roles import environment
 from veilsum_participant.worker.remote import WorkerDatasets
-from veilsum_participant.worker.starting import Child
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 

@@ -21,7 +21,7 @@ from veilsum_coordinator.parts.moment_plans import FeatureRules, gaussian_moment
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.encoder import projection_digest
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
 
 MOMENTS = "gaussian-moments"

@@ -27,7 +27,7 @@ from veilsum_coordinator.storage.records import PROTOCOL, KeptRelease, KeptStudy
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
-from veilsum_privacy.results.sum_evidence import total_blocks
+from veilsum_privacy.results.whole_sums import total_blocks
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest, context_digest

@@ -14,7 +14,7 @@ from veilsum_coordinator.protocol.members import MemberState
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.storage.records import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_node.errors import StateError
-from veilsum_privacy.results.sum_evidence import total_from_bytes
+from veilsum_privacy.results.whole_sums import total_from_bytes
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan

@@ -32,8 +32,8 @@ from veilsum_privacy.securesum.check_words import (
     verify_check_words,
 )
 from veilsum_privacy.securesum.context import Assignment, Pieces
-from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.contributions import Contribution
+from veilsum_privacy.securesum.opening import open_words, unmask_values
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.tasks.agreed import RoundPlan

@@ -27,11 +27,13 @@ from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.results.former.proof import FormerReleaseProof
-from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file, round_of
-from veilsum_privacy.results.sum_evidence import check_bodies, total_from_bytes
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_of
+from veilsum_privacy.results.release_names import round_file
+from veilsum_privacy.results.sum_evidence import check_bodies
+from veilsum_privacy.results.whole_sums import total_from_bytes
 from veilsum_privacy.securesum.check_words import Signed, parse_check
 from veilsum_privacy.securesum.context import parse_assignment
-from veilsum_privacy.securesum.opened_sums import opened_to_bytes
+from veilsum_privacy.securesum.written_sums import opened_to_bytes
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 

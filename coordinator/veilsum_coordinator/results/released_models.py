@@ -21,7 +21,8 @@ from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE, predictor_boun
 from veilsum_coordinator.parts.predictions import Prediction, Predictor
 from veilsum_node.errors import HostileInput, Misuse, StateError, VeilsumError, raising
 from veilsum_privacy.results.result import MANIFEST, Result, load_result
-from veilsum_privacy.study.encoder import Encoder, Program, Projection, projection_digest
+from veilsum_privacy.study.encoder import Encoder, Program, Projection
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET

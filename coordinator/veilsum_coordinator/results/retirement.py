@@ -23,7 +23,8 @@ from veilsum_node.database import Database, open_database
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity.certificate import moment
 from veilsum_node.identity.files import write_new
-from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, round_file, sum_file
+from veilsum_privacy.results.proof_files import STUDY_FILE, sum_file
+from veilsum_privacy.results.release_names import FOLDER, round_file
 from veilsum_privacy.study.study import parse_study
 from veilsum_proto import federation_pb2 as pb
 

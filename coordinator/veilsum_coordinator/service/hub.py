@@ -26,7 +26,8 @@ from veilsum_node.identity import Credentials, Label, Role, verify, verify_certi
 from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.computation.following import followed
-from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
+from veilsum_privacy.ledger.countersigning import countersign_again
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Pieces

@@ -35,7 +35,8 @@ from veilsum_node.errors import ConfigurationError, StateError, Unavailable, Vei
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.renewal import ExpiryLog, Renewal, renewed_credentials
-from veilsum_node.identity.tls import Credentials, ServerPair, load_server_pair
+from veilsum_node.identity.server_pair import ServerPair, load_server_pair
+from veilsum_node.identity.tls import Credentials
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.hardening import allow_files
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now

@@ -14,7 +14,7 @@ from veilsum_coordinator.storage.outage import CALL_SECONDS
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role
-from veilsum_privacy.results.proof_files import FOLDER
+from veilsum_privacy.results.release_names import FOLDER
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
 from veilsum_privacy.study.study import MAX_STUDY_BYTES
 from veilsum_proto import CHUNK_BYTES

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from veilsum_privacy.ledger.receipts import SignedReceipt, part_of_receipt, part_of_word
+from veilsum_privacy.ledger.countersigning import part_of_receipt, part_of_word
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_proto import federation_pb2 as pb

@@ -22,7 +22,7 @@ from veilsum_coordinator.storage.long_values import (
 from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.database import Database
 from veilsum_node.errors import StateError
-from veilsum_privacy.results.proof_files import begin_release_digest
+from veilsum_privacy.results.release_names import begin_release_digest
 
 
 def write_release(

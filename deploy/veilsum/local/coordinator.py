@@ -19,7 +19,7 @@ from veilsum_coordinator.service.runner import run_study
 from veilsum_node.errors import HostileInput, VeilsumError, raising
 from veilsum_node.identity import Credentials
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.results.proof_files import FOLDER
+from veilsum_privacy.results.release_names import FOLDER
 from veilsum_privacy.results.result import Result, checkpoint_directory, saved_checkpoints
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb

@@ -9,7 +9,7 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.renewal import expiry_warning
-from veilsum_node.identity.tls import load_server_pair
+from veilsum_node.identity.server_pair import load_server_pair
 from veilsum_node.phrases import counted
 from veilsum_node.process.check import Check, CheckOutcome, storage_checks
 from veilsum_node.storage import look_at

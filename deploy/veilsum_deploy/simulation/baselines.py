@@ -38,7 +38,7 @@ from veilsum_participant.applying.personal import personalise
 from veilsum_participant.applying.recipe import OwnAlignment
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.results.proof_files import release_digest
+from veilsum_privacy.results.release_names import release_digest
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.schema import DatasetSchema

@@ -23,7 +23,7 @@ from veilsum_deploy.simulation.scores import Kept
 from veilsum_deploy.simulation.study import SimulationDraft, compiled
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.results.proof_files import release_digest
+from veilsum_privacy.results.release_names import release_digest
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study

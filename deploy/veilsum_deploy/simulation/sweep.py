@@ -22,7 +22,7 @@ from veilsum_deploy.simulation.baseline_names import OF_CELLS, OF_RECORDS, parse
 from veilsum_deploy.simulation.deal import Setting
 from veilsum_node.config import did_you_mean, read_toml
 from veilsum_node.errors import ConfigurationError, Misuse
-from veilsum_participant.settings.dataset_config import declared
+from veilsum_participant.settings.declared_files import declared
 from veilsum_privacy.results.result import MANIFEST
 from veilsum_privacy.study.schema import DatasetSchema
 

@@ -26,11 +26,11 @@ from prometheus_client import CollectorRegistry
 from veilsum_node.addresses import bare_host, split_host_port
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.identity.files import read_private
+from veilsum_node.telemetry.binding import bound as bound
+from veilsum_node.telemetry.binding import resolved, unbound
+from veilsum_node.telemetry.binding import write_address as write_address
 from veilsum_node.telemetry.endpoint_settings import Heartbeat as Heartbeat
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings as MetricsSettings
-from veilsum_node.telemetry.endpoint_settings import bound as bound
-from veilsum_node.telemetry.endpoint_settings import resolved, unbound
-from veilsum_node.telemetry.endpoint_settings import write_address as write_address
 from veilsum_node.telemetry.exposition import KINDS, OPENMETRICS, Page, page_of
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
 

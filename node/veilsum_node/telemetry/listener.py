@@ -22,7 +22,7 @@ from typing import Any
 
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.identity.files import read_file, read_private
-from veilsum_node.telemetry.endpoint_settings import QUEUE
+from veilsum_node.telemetry.binding import QUEUE
 
 LOG = logging.getLogger("veilsum.monitoring")
 

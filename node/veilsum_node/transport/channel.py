@@ -4,9 +4,10 @@ import grpc
 
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Credentials, Identity
+from veilsum_node.transport.dialling import as_route
 from veilsum_node.transport.greeting import verify_greeting
 from veilsum_node.transport.handshake import TlsParty, server_certificate
-from veilsum_node.transport.route import Route, as_route
+from veilsum_node.transport.route import Route
 from veilsum_node.transport.tls13 import require_tls13
 from veilsum_proto import MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb

@@ -15,8 +15,9 @@ from veilsum_node.identity import Credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import greet
+from veilsum_node.transport.dialling import BrokenOffError, UnreachableError, as_route, connect
 from veilsum_node.transport.handshake import TlsParty, own_certificate_refused, shake_hands
-from veilsum_node.transport.route import BrokenOffError, Route, UnreachableError, as_route, split_address, spread
+from veilsum_node.transport.route import Route, split_address, spread
 from veilsum_proto.services import CoordinationStub
 
 __all__ = ["Greeting", "UnreachableError", "explain", "hello", "probe_tcp", "probe_tls", "split_address", "spread"]
@@ -31,7 +32,7 @@ def probe_tcp(way: Route | str) -> None:
     Raises:
         UnreachableError: nothing listens there, or the name is unknown, or the proxy refuses.
     """
-    with as_route(way).connect():
+    with connect(as_route(way)):
         pass
 
 

@@ -15,7 +15,8 @@ from veilsum_node.identity.certificate import certificate_end, load_certificate,
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.transport.route import BrokenOffError, Route, UnreachableError, split_address
+from veilsum_node.transport.dialling import BrokenOffError, UnreachableError, connect
+from veilsum_node.transport.route import Route, split_address
 
 _VERIFY_EXPIRED, _VERIFY_NOT_YET, _VERIFY_HOSTNAME, _VERIFY_ADDRESS = 10, 9, 62, 64
 """OpenSSL's X509_V_ERR codes."""
@@ -79,7 +80,7 @@ def shake_hands(way: Route, context: ssl.SSLContext) -> ssl.SSLSocket:
         BrokenOffError, AwayError: the connection was broken off, or nothing answers.
         UnreachableError: says whose certificate was refused and why, or that what listens there speaks something else.
     """
-    raw = way.connect()
+    raw = connect(way)
     try:
         return context.wrap_socket(raw, server_hostname=_certified(way))
     except ssl.SSLCertVerificationError as error:
@@ -122,7 +123,7 @@ def _presented(way: Route) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with way.connect() as raw, context.wrap_socket(raw, server_hostname=_certified(way)) as tls:
+        with connect(way) as raw, context.wrap_socket(raw, server_hostname=_certified(way)) as tls:
             shown = load_certificate(tls.getpeercert(binary_form=True) or b"")
             return (
                 f": {printable(shown.subject.rfc4514_string())[:100]}, {moment(int(shown.not_valid_before_utc.timestamp()))}"

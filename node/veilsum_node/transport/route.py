@@ -11,9 +11,7 @@ The keys of a configuration that say which way a coordinator is reached; the sam
 
 import base64
 import os
-import socket
 import ssl
-import time
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
@@ -23,34 +21,14 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 
 from veilsum_node.addresses import join_host_port, split_host_port
-from veilsum_node.errors import ConfigurationError, Misuse, Unavailable, raising
+from veilsum_node.errors import ConfigurationError, Misuse, raising
 from veilsum_node.fields import Frozen
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
 from veilsum_node.phrases import unreadable
 from veilsum_node.randomness import RandomSource
 
-PROBE_SECONDS = 5.0
-
 ENVIRONMENT = "environment"
 """Value of the key ``proxy`` that lets the variables https_proxy and no_proxy decide."""
-
-ANSWER_SECONDS = 15.0
-"""How long the head of a proxy's answer may take, however its bytes come."""
-
-MAX_ANSWER_BYTES = 16 * 1024
-"""Longest head of a proxy's answer that is read."""
-
-
-class UnreachableError(Unavailable):
-    """The coordinator cannot be reached, or what answers is not one of this federation."""
-
-
-class AwayError(UnreachableError):
-    """The coordinator is away for now, as one that restarts is: nothing answers, or a connection was broken off."""
-
-
-class BrokenOffError(AwayError):
-    """Something was there, and broke a connection off or fell silent in it."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -80,63 +58,6 @@ class Proxy:
             return ""
         return "Proxy-Authorization: Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
-    def connect(self, target: str) -> socket.socket:
-        """Open a tunnel to ``target``, host:port.
-
-        Raises:
-            UnreachableError: says what the proxy answered and what to do.
-        """
-        raw = dial(self.address, f"The proxy {self.address}", "Check `proxy` in the configuration, and the network.")
-        try:
-            fields = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", self.authorization]
-            raw.sendall(("\r\n".join(item for item in fields if item) + "\r\n\r\n").encode())
-            status = self._answer(raw)
-        except OSError as error:
-            raw.close()
-            raise UnreachableError(
-                f"The proxy {self.address} closed the connection while it was asked for {target}."
-            ) from error
-        if not 200 <= status < 300:
-            raw.close()
-            raise self._refused(status, target)
-        return raw
-
-    def _answer(self, raw: socket.socket) -> int:
-        """The status of the proxy's answer; -1 where it is not HTTP. Reads nothing past its head: that is the tunnel's."""
-        head, end = b"", time.monotonic() + ANSWER_SECONDS
-        while not head.endswith(b"\r\n\r\n") and len(head) < MAX_ANSWER_BYTES:
-            if time.monotonic() > end:  # a byte now and then would keep it here for hours
-                raise TimeoutError("the proxy answers too slowly")
-            piece = raw.recv(1)
-            head += piece
-            if not piece or (len(head) >= 5 and not head.startswith(b"HTTP/")):
-                break
-        first = head.split(b"\r\n", 1)[0].split(b" ")
-        proper = head.endswith(b"\r\n\r\n") and first[0].startswith(b"HTTP/1.") and len(first) > 1 and first[1].isdigit()
-        return int(first[1][:3]) if proper else -1
-
-    def _refused(self, status: int, target: str) -> UnreachableError:
-        proxy = f"The proxy {self.address}"
-        if status == -1:
-            return UnreachableError(f"What listens on {self.address} is not an HTTP proxy.", "Check `proxy`: host and port.")
-        if status in (401, 407) and not self.user:
-            advice = "Set `proxy_user` and `proxy_password_file`; only basic authentication is supported."
-            return UnreachableError(f"{proxy} asks for a user and a password ({status}).", advice)
-        if status in (401, 407):  # some answer a wrong password with 401
-            advice = "Check both; only basic authentication is supported."
-            return UnreachableError(f"{proxy} rejects the user and password ({status}).", advice)
-        if status == 403:
-            return UnreachableError(
-                f"{proxy} does not allow {target} (403).", f"Ask its operator to allow CONNECT to {target}."
-            )
-        if status in (400, 405, 501):
-            return UnreachableError(f"{proxy} does not tunnel ({status}).", "It must allow the method CONNECT.")
-        if status in (502, 503, 504):
-            return UnreachableError(
-                f"{proxy} cannot reach {target} ({status}).", "Check that address; the proxy looks up its name."
-            )
-        return UnreachableError(f"{proxy} refuses {target} with status {status}.", "Ask its operator.")
-
 
 @dataclass(frozen=True)
 class Route:
@@ -155,22 +76,6 @@ class Route:
 
     def __str__(self) -> str:
         return self.address if self.proxy is None else f"{self.address} through the proxy {self.proxy.address}"
-
-    def connect(self) -> socket.socket:
-        """Open a TCP connection, or a tunnel that serves as one.
-
-        Raises:
-            UnreachableError: says at which step it failed.
-        """
-        split_address(self.address)
-        if self.proxy is not None:
-            return self.proxy.connect(self.address)
-        return dial(self.address, self.address, "Check host and port, and that the coordinator is running.")
-
-
-def as_route(way: Route | str) -> Route:
-    """A bare address is the straight way."""
-    return Route(way) if isinstance(way, str) else way
 
 
 def spread(pause: float, random: RandomSource) -> float:
@@ -250,31 +155,6 @@ def _environment_proxy(address: str) -> Proxy | None:
             "The variable https_proxy names no HTTP proxy with a port.", "For example: http://proxy.example:3128."
         ) from error
     return Proxy(place, urllib.parse.unquote(parts.username or ""), urllib.parse.unquote(parts.password or ""))
-
-
-def dial(address: str, whose: str, advice: str) -> socket.socket:
-    """Open a TCP connection; ``whose`` begins the message if it cannot be opened.
-
-    Raises:
-        UnreachableError: it cannot.
-    """
-    host, port = split_address(address)
-    try:
-        return socket.create_connection((host, port), PROBE_SECONDS)
-    except TimeoutError as error:
-        raise AwayError(
-            f"{whose} does not answer within {PROBE_SECONDS:g} s.", "Check address, routes and firewalls."
-        ) from error
-    except socket.gaierror as error:
-        raise UnreachableError(f"The host of {address} is not known.", "Check the name, or the name server.") from error
-    except ConnectionRefusedError as error:
-        raise AwayError(f"Nothing listens on {address}.", advice) from error
-    except ConnectionResetError as error:
-        raise BrokenOffError(
-            f"{whose} broke off the connection.", "Try again. If it stays so, check host and port."
-        ) from error
-    except OSError as error:
-        raise AwayError(f"{whose} cannot be reached ({error.strerror}).", "Check address and routes.") from error
 
 
 def _proxy(value: str) -> str:

@@ -20,7 +20,8 @@ from veilsum_node.errors import HostileInput, Misuse, raising
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead, PersonalHead, ReleasedHead
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.encoder import Program, Projection, check_projection
+from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.projections import check_projection
 from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, LabelColumn
 from veilsum_privacy.tasks.parameters import MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments

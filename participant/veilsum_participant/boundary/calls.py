@@ -1,13 +1,12 @@
 """One interface to whoever is on the other side of a boundary: the same code in this process, or another process.
 
-:class:`Direct` calls what answers, :class:`~veilsum_participant.boundary.framing.Caller` sends frames. Both hold requests and
-answers to the same table.
+:class:`~veilsum_participant.boundary.direct.Direct` calls what answers,
+:class:`~veilsum_participant.boundary.framing.Caller` sends frames. Both hold requests and answers to the same table.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
-from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary.encoding import Inquiry, Message
 
 R = TypeVar("R", bound=Message)
@@ -53,35 +52,3 @@ class Peer(Protocol):
 
     def close(self) -> None:
         """Let go of it; calls that wait end as broken."""
-
-
-class Direct:
-    """What answers is in this process.
-
-    Args:
-        handler: answers.
-        told: what of its exceptions is said.
-    """
-
-    def __init__(self, handler: Handler, told: Told) -> None:
-        self._handler, self._told = handler, told
-
-    def call(self, request: Inquiry[R], seconds: float | None = None) -> R:
-        """See :class:`Peer`."""
-        request.check()
-        try:
-            answer = self._handler(request)
-        except CallFailedError:
-            raise
-        except Exception as error:
-            raise CallFailedError(self._told(error)) from error
-        if type(answer) is not request.answer:
-            raise BrokenError(f"{type(request).__name__} was answered by {type(answer).__name__}.")
-        try:
-            answer.check()
-        except HostileInput as error:
-            raise BrokenError(str(error)) from error
-        return cast(R, answer)
-
-    def close(self) -> None:
-        """See :class:`Peer`; there is nothing to let go of."""

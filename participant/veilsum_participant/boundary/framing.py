@@ -17,13 +17,11 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from veilsum_node.errors import HostileInput
-from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Handler, Told
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Inquiry, Message, read
 
 INLINE = 48 * 1024
@@ -325,79 +323,6 @@ class Caller:
         self._break("The connection was closed.")
 
 
-def serve(
-    line: FramedSocket,
-    requests: Sequence[type[Inquiry[Any]]],
-    handler: Handler,
-    told: Told,
-    *,
-    threads: int = MOST_CALLS,
-    at_once: Sequence[type[Inquiry[Any]]] = (),
-) -> None:
-    """Answer what comes, until the other side ends.
-
-    Args:
-        line: to who asks.
-        requests: what may be asked.
-        handler: answers, from one of the threads.
-        told: what of its exceptions is said.
-        threads: calls that are answered at a time.
-        at_once: requests that are answered in the thread that reads, before whatever comes after them.
-
-    Raises:
-        HostileInput: something else than a request comes.
-    """
-    known = {each.code: each for each in requests}
-
-    def answer(request: Inquiry[Any], call: int) -> None:
-        message: Message
-        code = FAILED
-        try:
-            message = handler(request)
-            code = request.code
-        except CallFailedError as error:
-            message = error.failure
-        except Exception as error:  # noqa: BLE001 - said across the boundary
-            message = told(error)
-        with contextlib.suppress(BrokenError):  # who asked is gone, and so will this process be
-            try:
-                line.send(code, call, message)
-            except HostileInput as error:  # the answer itself is beyond its bounds: say that it failed
-                line.send(FAILED, call, told(error))
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="call") as pool:
-        try:
-            while (frame := line.receive()) is not None:
-                if frame.code not in known:
-                    raise HostileInput("A request is none that there is.")
-                request = frame.read(known[frame.code], known[frame.code].most)
-                if type(request) in at_once:
-                    answer(request, frame.call)
-                else:
-                    pool.submit(answer, request, frame.call)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            line.close()
-
-
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected sockets: one for this process, and one for another to inherit."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-_PEER = struct.Struct("3i")
-
-
-def check_peer(connected: socket.socket, uid: int) -> int:
-    """Insist that a process of this user is on the other side of a socket that was connected by its path.
-
-    Returns:
-        The process's number.
-
-    Raises:
-        HostileInput: it is another user's.
-    """
-    pid, found, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    if found != uid:
-        raise HostileInput("A process of another user connected.")
-    return int(pid)

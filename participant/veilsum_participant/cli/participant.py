@@ -337,7 +337,7 @@ def apply(
 ) -> None:
     """Apply a study's result to a file of records, offline: one line a record, and accuracy where the classes are known."""
     from veilsum_participant.cli.apply import Own, apply_result
-    from veilsum_participant.settings.dataset_config import declared
+    from veilsum_participant.settings.declared_files import declared
 
     source = declared(data, dialect or ())
     apply_result(result, source, Own(config, site, encoder, new_site), schema=schema, out=out, force=force, as_json=as_json)
@@ -361,7 +361,7 @@ def evaluate(
     """Measure a study's result on labelled records of your own: exact figures, which stay here."""
     from veilsum_participant.cli.apply import Own
     from veilsum_participant.cli.evaluate import evaluate_result
-    from veilsum_participant.settings.dataset_config import declared
+    from veilsum_participant.settings.declared_files import declared
 
     own = Own(config, site, encoder, new_site)
     source = None if data is None else declared(data, dialect or ())
@@ -386,7 +386,7 @@ def personalise_command(
     """Make a model of your own from a released one and your records, which are used exactly: nothing of it leaves."""
     from veilsum_participant.cli.apply import Own
     from veilsum_participant.cli.personalise import personalise_result
-    from veilsum_participant.settings.dataset_config import declared
+    from veilsum_participant.settings.declared_files import declared
 
     own = Own(config, site, encoder, new_site)
     personalise_result(result, declared(data, dialect or ()), own, schema=schema, out=out, as_json=as_json)

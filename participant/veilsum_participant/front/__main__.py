@@ -20,8 +20,9 @@ def main(descriptor: int, bounds: Bounds) -> int:
     confine(bounds, keep=(descriptor,))
     with loading(serves=True):
         from veilsum_node.errors import HostileInput
-        from veilsum_participant.boundary.framing import FramedSocket, serve
+        from veilsum_participant.boundary.framing import FramedSocket
         from veilsum_participant.boundary.front import REQUESTS, Hang
+        from veilsum_participant.boundary.serving import serve
         from veilsum_participant.front.answering import Front, told
 
     front = Front()

@@ -15,7 +15,8 @@ from veilsum_node.transport.connection import probe_tls
 from veilsum_node.transport.handshake import TlsParty
 from veilsum_node.transport.route import Proxy, Route
 from veilsum_participant.boundary import front as says
-from veilsum_participant.boundary.calls import CallFailedError, Direct, Peer
+from veilsum_participant.boundary.calls import CallFailedError, Peer
+from veilsum_participant.boundary.direct import Direct
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.front.channel import GrpcChannel
 

@@ -16,7 +16,6 @@ from veilsum_participant.store.attempts import took_part
 from veilsum_participant.store.followed import drop_followed
 from veilsum_participant.store.kept import drop_states
 from veilsum_participant.store.pending import find_pending, pending_studies
-from veilsum_participant.store.retirement import forget_ended
 from veilsum_participant.store.studies import (
     TAKING_PART,
     StudyState,
@@ -205,6 +204,8 @@ class Membership:
         days = self._site.config.retention
         if (days.studies is None and days.kept_vectors is None) or now < self._forget_from:
             return
+        from veilsum_participant.store.retirement import forget_ended  # for sites that name days
+
         with self._site.database.transaction() as connection:
             done = forget_ended(connection, now, studies=days.studies, kept_vectors=days.kept_vectors)
         self._forget_from = now + FORGET_SECONDS

@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from veilsum_node.database import Database, open_database
@@ -29,7 +29,6 @@ from veilsum_node.identity.tls import (
     TRANSPORT_FOLDER,
     load_transport,
 )
-from veilsum_node.overrides import set_variables
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.state_lock import StateLock
@@ -44,15 +43,14 @@ from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, 
 from veilsum_participant.protocol.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.recovery import give_up_restored
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
-from veilsum_participant.session.hooks import Begin, WaitingHook, begin_here
+from veilsum_participant.session.hooks import Begin, WaitingHook
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.settings.dataset_config import named_in_records
-from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
-from veilsum_participant.telemetry.metrics import monitored
+from veilsum_participant.telemetry.watching import watched
 from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import Ledger
 
@@ -101,7 +99,11 @@ def open_site(
 
         studies = LocalStudies()
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
-    config, directory = with_pins(config, credentials, clock())
+    directory = None
+    if config.policy.directory is not None:
+        from veilsum_participant.settings.directory import with_pins  # which a site that names its pins does without
+
+        config, directory = with_pins(config, credentials, clock())
     database = open_database(config.state)
     ledger = open_ledger(database, credentials, clock, same_key=same_key)
     with database.transaction() as connection:
@@ -154,7 +156,7 @@ class Client:
         begin: how the command ``hooks.waiting`` is run.
     """
 
-    def __init__(self, site: Site, fronts: Callable[[], Peer], begin: Begin = begin_here) -> None:
+    def __init__(self, site: Site, fronts: Callable[[], Peer], begin: Begin | None = None) -> None:
         self.core = ParticipantCore(site)
         self._site = site
         site.patience = REFUSING_SECONDS
@@ -421,17 +423,19 @@ class Parts:
         fronts: as of :class:`Client`.
         datasets: how records are read; None for this process.
         studies: how tasks are traced; None for this process.
-        begin: how a command of the site's own is run.
+        begin: how a command of the site's own is run; None for a child of this process.
         starter: of the process that serves metrics; None for this one.
         served: where that serves them.
+        variables: of the environment that set a key of the configuration.
     """
 
     fronts: Callable[[], Peer]
     datasets: Datasets | None = None
     studies: Studies | None = None
-    begin: Begin = begin_here
+    begin: Begin | None = None
     starter: WorkerStarter | None = None
     served: str = ""
+    variables: Sequence[str] = ()
 
 
 def run_participant(config: ParticipantConfig, parts: Parts) -> None:
@@ -439,8 +443,8 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     way = config.route
     if config.proxy is None and (ignored := unused_proxy_variables()):
         LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
-    if given := set_variables():
-        LOG.info("the environment sets %s", ", ".join(given))
+    if parts.variables:
+        LOG.info("the environment sets %s", ", ".join(parts.variables))
     LOG.info("connecting to the coordinator at %s", way)
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
@@ -462,7 +466,7 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.starter, parts.served):
+    with contextlib.suppress(KeyboardInterrupt), watched(client.core.site, parts.starter, parts.served):
         client.run()
     client.core.site.datasets.close()
     client.core.site.studies.close()

@@ -8,10 +8,7 @@ could otherwise start programs as fast as they like. What it does is its own mat
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -27,8 +24,6 @@ LIMIT_SECONDS = 60.0
 
 STUDIES = "VEILSUM_STUDIES"
 """The variable with the IDs of the studies, separated by spaces."""
-
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 
 
 class Running(Protocol):
@@ -53,54 +48,20 @@ Raises:
 """
 
 
-class OwnChild:
-    """A command that is this process's child."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self._process.pid
-
-    def wait(self, seconds: float) -> int:
-        return self._process.wait(seconds)
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def begin_here(command: Sequence[str], variables: Mapping[str, str], given: bytes) -> OwnChild:
-    """Start a command as a child of this process; without a shell, and with few variables of the environment."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    with tempfile.TemporaryFile() as file:
-        file.write(given)
-        file.seek(0)
-        return OwnChild(
-            subprocess.Popen(  # noqa: S603  the operator's own command, from the configuration
-                command,
-                stdin=file,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**kept, **variables},
-                start_new_session=True,  # so that what it starts ends with it
-            )
-        )
-
-
 class WaitingHook:
     """Runs the command for studies that began to wait; the client's loop calls :meth:`look`.
 
     Args:
         site: whose ``hooks.waiting`` names the command; nothing happens without one.
         limit: seconds that a command may take.
-        begin: how it is started.
+        begin: how it is started; by default as a child of this process.
     """
 
-    def __init__(self, site: Site, *, limit: float = LIMIT_SECONDS, begin: Begin = begin_here) -> None:
+    def __init__(self, site: Site, *, limit: float = LIMIT_SECONDS, begin: Begin | None = None) -> None:
+        if begin is None:
+            from veilsum_participant.session.own_commands import begin_here  # which a guard's launcher does
+
+            begin = begin_here
         self._begin = begin
         self._site, self._command, self._limit = site, site.config.hooks.waiting, limit
         self._told: set[bytes] = set()

@@ -13,6 +13,7 @@ import gc
 import json
 import logging
 import os
+import pickle
 import re
 import select
 import socket
@@ -21,12 +22,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from veilsum_node.errors import ConfigurationError, Unavailable
+from veilsum_node.errors import Unavailable
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent
-from veilsum_node.telemetry.endpoint_settings import MetricsSettings, bound, write_address
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
@@ -34,7 +34,6 @@ from veilsum_participant.boundary.front import Failed
 from veilsum_participant.session.client import Parts
 from veilsum_participant.session.hooks import Running
 from veilsum_participant.settings.config import ParticipantConfig
-from veilsum_participant.settings.roles import compiler, confinement_faults, front, guard, metrics, reader, torch_worker
 from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
@@ -166,66 +165,74 @@ class Fronts:
             return self._front
 
 
-def divide(config: ParticipantConfig, path: Path) -> Parts:
-    """Divide this process: its child returns from here and is the guard, the parent stays and never returns.
+class Given(NamedTuple):
+    """What a guard is told by its launcher, which has read the configuration.
+
+    Attributes:
+        config: the site's.
+        bounds: of the guard.
+        served: where metrics are served.
+        variables: of the environment that set a key of the configuration.
+    """
+
+    config: ParticipantConfig
+    bounds: Bounds
+    served: str
+    variables: tuple[str, ...]
+
+
+class Whole(NamedTuple):
+    """A site that is one process after all.
+
+    Attributes:
+        config: the site's.
+        why: it is not divided, in words; empty where its operator wants it so.
+        variables: as of :class:`Given`.
+    """
+
+    config: ParticipantConfig
+    why: str
+    variables: tuple[str, ...]
+
+
+def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
+    """Divide this process: its child returns from here and is the guard; the parent reads the configuration, stays and never
+    returns, unless that says that the site is one process.
 
     Call it before a key is read or a thread started.
 
     Args:
-        config: the site's.
-        path: the file that it was read from.
+        path: of the configuration.
 
     Raises:
-        ConfigurationError: this machine cannot confine processes; what must be apart is not; or the metrics cannot be served.
+        ConfigurationError: it is not in order; this machine cannot confine processes; what must be apart is not; or the
+            metrics cannot be served.
     """
-    for fault in confinement_faults(config):
-        raise fault
-    own = guard(config, path)
-    listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
     ours, theirs = pair()
+    heard, told = os.pipe()
     gc.freeze()  # what both have in common stays in common
     launcher = os.getpid()
     child = os.fork()
     if child:
         theirs.close()
-        from veilsum_participant.session.supervisor import Supervisor  # which the guard does without
+        os.close(heard)
+        from veilsum_participant.session.supervisor import supervise  # which the guard does without
 
-        Supervisor(config, child, ours, listening).run()
+        return supervise(path, child, ours, told)
     ours.close()
-    if listening is not None:
-        listening.close()
+    os.close(told)
     end_with_parent(parent=launcher)
-    confine(own, keep=[theirs.fileno()])
+    with os.fdopen(heard, "rb") as words:
+        said = words.read()
+    if not said:  # the launcher ends, or is the whole site
+        os._exit(0)
+    given: Given = pickle.loads(said)  # noqa: S301  from this very program, which knows no more than it says
+    confine(given.bounds, keep=[theirs.fileno()])
     starter = LaunchStarter(theirs)
-    return Parts(Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, address)
-
-
-def _listening(settings: MetricsSettings) -> tuple[socket.socket, str]:
-    """The socket that metrics are served on, and its address, which is told where others wait for it."""
-    made = bound(settings)
-    address = f"{settings.listen.rpartition(':')[0]}:{made.getsockname()[1]}"
-    if settings.ready_file is not None:
-        try:
-            write_address(settings.ready_file, address, "metrics.ready_file")
-        except ConfigurationError:
-            made.close()
-            raise
-    return made, address
-
-
-def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:
-    """Bounds of a process by its role, and what it is for."""
-    match role:
-        case "front":
-            return front(config, config.route)
-        case "reader":
-            return reader(config, of)
-        case "compiler":
-            return compiler(config)
-        case "metrics":
-            return metrics(config)
-        case _:
-            return torch_worker(config)
+    parts = Parts(
+        Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, given.variables
+    )
+    return given.config, parts
 
 
 def _repeat(role: str, descriptor: int) -> None:

@@ -8,7 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from veilsum_participant.settings.config import ParticipantConfig
 
 MODULE = "veilsum_participant.session"
 
@@ -23,7 +28,7 @@ def begin(config: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, str(config)])  # noqa: S606  this installation's
-    serve(config)
+    _serve_whole(config)
 
 
 def _stays(config: Path) -> bool:
@@ -38,32 +43,57 @@ def _stays(config: Path) -> bool:
 
 
 def serve(config: Path) -> None:
-    """Run the participant in this process, or in those that it divides itself into, until SIGINT or SIGTERM.
+    """Run the participant in the processes that this one divides itself into, until SIGINT or SIGTERM; in this one where its
+    configuration says so.
 
     Raises:
         VeilsumError: the configuration, the identity, the store or the ledger is not in order.
     """
     from veilsum_node.process.imports import loading
 
-    with loading(serves=True):  # gRPC, Arrow and the database
+    with loading(serves=True):  # Arrow and the database
         from veilsum_node.process.hardening import harden
         from veilsum_node.telemetry.logs import start_logging
-        from veilsum_participant.session.client import LOG, Parts, run_participant
+        from veilsum_participant.session.client import run_participant
+        from veilsum_participant.session.launcher import Whole, divide
+
+    harden()
+    divided = divide(config)  # from here on this process is the guard
+    if isinstance(divided, Whole):
+        _run_whole(*divided)
+        return
+    settings, parts = divided
+    start_logging(settings.log)
+    run_participant(settings, parts)
+
+
+def _serve_whole(config: Path) -> None:
+    """Run the participant in this process, until SIGINT or SIGTERM."""
+    from veilsum_node.process.imports import loading
+
+    with loading(serves=True):  # gRPC, Arrow and the database
+        from veilsum_node.overrides import set_variables
+        from veilsum_node.process.hardening import harden
+        from veilsum_participant.session import client as client  # with what it needs
         from veilsum_participant.settings.config import load_participant_config
-        from veilsum_participant.settings.roles import UNCONFINED, unconfined
+        from veilsum_participant.settings.roles import unconfined
 
     harden()
     settings = load_participant_config(config)
-    if (why := unconfined(settings)) is None:
-        from veilsum_participant.session.launcher import divide
-
-        parts = divide(settings, config)  # from here on this process is the guard
-        start_logging(settings.log)
+    if (why := unconfined(settings)) is None:  # which the kernel hinders
+        serve(config)
     else:
-        from veilsum_participant.front.answering import in_process
+        _run_whole(settings, why, set_variables())
 
-        parts = Parts(in_process)
-        start_logging(settings.log)
-        stated = f'isolation = "{settings.isolation}": {UNCONFINED}'
-        LOG.warning("%s", f"{stated}. {why}" if why else stated)
-    run_participant(settings, parts)
+
+def _run_whole(settings: ParticipantConfig, why: str, variables: Sequence[str]) -> None:
+    """Run it in this process, and say so."""
+    from veilsum_node.telemetry.logs import start_logging
+    from veilsum_participant.front.answering import in_process
+    from veilsum_participant.session.client import LOG, Parts, run_participant
+    from veilsum_participant.settings.roles import UNCONFINED
+
+    start_logging(settings.log)
+    stated = f'isolation = "{settings.isolation}": {UNCONFINED}'
+    LOG.warning("%s", f"{stated}. {why}" if why else stated)
+    run_participant(settings, Parts(in_process, variables=variables))

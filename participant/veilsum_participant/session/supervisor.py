@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import select
 import signal
 import socket
@@ -15,19 +16,94 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from veilsum_node.errors import Unavailable, VeilsumError
+from veilsum_node.errors import ConfigurationError, Unavailable, VeilsumError
+from veilsum_node.overrides import set_variables
+from veilsum_node.process.confinement import Bounds
+from veilsum_node.telemetry.binding import bound, write_address
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_participant.boundary.framing import pair
 from veilsum_participant.session import launcher
-from veilsum_participant.session.hooks import OwnChild, begin_here
-from veilsum_participant.session.launcher import FRONT, LONGEST, bounds_of
-from veilsum_participant.settings.config import ParticipantConfig
-from veilsum_participant.settings.roles import environment
+from veilsum_participant.session.launcher import FRONT, LONGEST, Given, Whole
+from veilsum_participant.session.own_commands import OwnChild, begin_here
+from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
+from veilsum_participant.settings.roles import (
+    compiler,
+    confinement_faults,
+    environment,
+    front,
+    guard,
+    metrics,
+    reader,
+    torch_worker,
+    unconfined,
+)
 
 MOST_PROCESSES = 64
 LONGEST_END = 5
 """Seconds that a killed process may take to end, as while it waits for a disk, before the site ends without it."""
+
+
+def supervise(path: Path, child: int, control: socket.socket, told: int) -> Whole:
+    """Read the configuration, tell the guard what it says, and supervise; where it says that the site is one process, let the
+    guard go and return.
+
+    Args:
+        path: of the configuration.
+        child: the guard's number.
+        control: to the guard.
+        told: a pipe to the guard, which ends if nothing comes.
+
+    Raises:
+        ConfigurationError: as of :func:`~veilsum_participant.session.launcher.divide`.
+    """
+    try:
+        with os.fdopen(told, "wb") as words:
+            config, variables = load_participant_config(path), tuple(set_variables())
+            if (why := unconfined(config)) is None:
+                for fault in confinement_faults(config):
+                    raise fault
+                listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
+                with contextlib.suppress(BrokenPipeError):
+                    pickle.dump(Given(config, guard(config, path), address, variables), words)
+        if why is None:
+            Supervisor(config, child, control, listening).run()
+    except ConfigurationError:
+        os.waitpid(child, 0)
+        raise
+    control.close()
+    os.waitpid(child, 0)
+    return Whole(config, why, variables)
+
+
+def _listening(settings: MetricsSettings) -> tuple[socket.socket, str]:
+    """The socket that metrics are served on, and its address, which is told where others wait for it."""
+    made = bound(settings)
+    address = f"{settings.listen.rpartition(':')[0]}:{made.getsockname()[1]}"
+    if settings.ready_file is not None:
+        try:
+            write_address(settings.ready_file, address, "metrics.ready_file")
+        except ConfigurationError:
+            made.close()
+            raise
+    return made, address
+
+
+def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:
+    """Bounds of a process by its role, and what it is for."""
+    match role:
+        case "front":
+            return front(config, config.route)
+        case "reader":
+            return reader(config, of)
+        case "compiler":
+            return compiler(config)
+        case "metrics":
+            return metrics(config)
+        case _:
+            return torch_worker(config)
 
 
 @dataclass

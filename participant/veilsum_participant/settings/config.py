@@ -4,7 +4,7 @@ The policy is the site's own word: nothing that a coordinator or a study says lo
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -14,14 +14,13 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    StringConstraints,
     field_validator,
     model_validator,
 )
 
 from veilsum_node.addresses import address_to_dial
-from veilsum_node.config import located
 from veilsum_node.fields import Frozen, Hex32, Name
-from veilsum_node.overrides import Loaded, load_settings
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.transport.route import Route, RouteSettings
@@ -29,9 +28,14 @@ from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderCo
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.known_tasks import TASK_NAMES
 from veilsum_privacy.study.study import Disclosure, Statement, Unit
-from veilsum_privacy.training.device import DeviceName
+
+if TYPE_CHECKING:
+    from veilsum_node.overrides import Loaded
 
 Differencing = Literal["strict", "allowed"]
+
+DeviceName = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")]
+"""``cpu``; ``cuda`` or ``cuda:N``, a GPU by its number; or ``auto``, the first GPU that torch finds, else the CPU."""
 
 ShareGroup = Literal["software", "budget", "ledger", "timings", "certificate"]
 """A group of a site's own metrics that it may share with the coordinator."""
@@ -253,12 +257,14 @@ class ParticipantConfig(RouteSettings):
         return self.datasets[dataset].population or dataset
 
 
-def read_participant_settings(path: Path) -> Loaded[ParticipantConfig]:
+def read_participant_settings(path: Path) -> "Loaded[ParticipantConfig]":
     """Read ``participant.toml`` and the environment, paths as they are written, with where each value came from.
 
     Raises:
         ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
     """
+    from veilsum_node.overrides import load_settings  # a guard is given what its launcher has read
+
     return load_settings(path, ParticipantConfig)
 
 
@@ -268,4 +274,6 @@ def load_participant_config(path: Path) -> ParticipantConfig:
     Raises:
         ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
     """
+    from veilsum_node.config import located
+
     return located(read_participant_settings(path).config, path)

@@ -18,8 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from veilsum_node.config import validate
-from veilsum_node.errors import ConfigurationError, Misuse, raising
+from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.fields import Frozen, Name
 from veilsum_node.identity.files import read_file
 from veilsum_participant.settings.query import (
@@ -299,29 +298,6 @@ class DatasetConfig(Frozen):
             return self.file if self.dialect == PLAIN else TextFile(self.file, self.dialect)
         text = (self.query or "") if self.query_file is None else _query_text(self.query_file, name)
         return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout, self.dialect)
-
-
-def declared(file: Path, keys: Sequence[str]) -> Source:
-    """A file of text as who names it on the command line says that it is written.
-
-    Args:
-        file: the file.
-        keys: delimiter, decimal, encoding or compression, each as KEY=VALUE; \\t is a tab.
-
-    Raises:
-        Misuse: one is not such a pair, or has another key.
-        ConfigurationError: a value is none that its key takes, or the file is none of text.
-    """
-    if not keys:
-        return file
-    given = dict[str, str]()
-    for pair in keys:
-        key, equals, value = pair.partition("=")
-        if key not in Dialect.__dataclass_fields__ or not equals:
-            told = f"{pair!r} says nothing of how a file is written."
-            raise Misuse(told, 'Use KEY=VALUE, as in delimiter=";" or encoding=cp1252.')
-        given[key] = value.replace("\\t", "\t")
-    return validate({"path": file, **given}, DatasetConfig, source=f"What is said of {file}").origin(file.name)
 
 
 def _query_text(path: Path, name: str) -> str:

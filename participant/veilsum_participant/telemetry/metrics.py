@@ -3,13 +3,10 @@
 Counters are kept as events come; what the site's database knows is read when somebody asks, in short transactions that only
 read and not more often than every few seconds. No round waits for it. Everything stays at the site but what its policy shares
 (:mod:`.shared_metrics`).
-
-Watches a running site: its metrics, the endpoint that serves them, and the verification of its ledger.
 """
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,12 +15,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from veilsum_node.database import open_readonly
-from veilsum_node.errors import RefusalCode, VeilsumError
+from veilsum_node.errors import RefusalCode
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint_settings import Heartbeat, MetricsSettings
 from veilsum_node.telemetry.exposition import page_of
-from veilsum_node.telemetry.logs import about
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.site import AttemptOutcome, Site, SiteObserver, SiteStep, Stage
@@ -32,13 +27,9 @@ from veilsum_participant.store.studies import count_enrolled
 from veilsum_participant.telemetry.elsewhere import EndpointElsewhere
 from veilsum_participant.telemetry.shared_metrics import Reporter, SiteFigures
 from veilsum_participant.worker.starting import WorkerStarter
-from veilsum_privacy.ledger import LedgerFault, LedgerReader
 from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
 
 LOG = logging.getLogger("veilsum.participant")
-
-MOST_SHOWN = 20
-"""Entries that a warning names."""
 
 OTHER = "other"
 """The label of methods that are not, or no longer, among the policy's."""
@@ -146,13 +137,12 @@ class SiteMetrics(SiteObserver):
                     found[step] = values["sum", step.value] / count
         return found
 
+    # -- what the site's protocol and client tell --------------------------------------------------------------------------
+
     def verification(self, succeeded: bool) -> None:
-        """The ledger was verified."""
         self.verified = succeeded
         self._verified.set(float(succeeded))
         self._verified_at.set(self._clock())
-
-    # -- what the site's protocol and client tell --------------------------------------------------------------------------
 
     def took(self, step: SiteStep, seconds: float) -> None:
         self._steps.labels(step.value).observe(seconds)
@@ -235,7 +225,7 @@ class _SiteCollector(Collector):
 
 @contextmanager
 def monitored(site: Site, starter: WorkerStarter | None = None, address: str = "") -> Iterator[SiteMetrics]:
-    """Watch a site: serve its metrics where it is configured, and verify its ledger now and every ``verify_hours``.
+    """Count what a site does, and serve its metrics where it is configured.
 
     Args:
         site: which.
@@ -252,8 +242,6 @@ def monitored(site: Site, starter: WorkerStarter | None = None, address: str = "
         if settings is not None:
             stack.callback(_served(metrics, settings, starter, address))
         site.observer = metrics
-        verifier = Verifier(site, metrics)
-        stack.callback(verifier.stop)
         yield metrics
 
 
@@ -271,54 +259,3 @@ def _served(
     server = MetricsServer(metrics.registry, settings, ready=metrics.not_ready, alive=metrics.alive)
     LOG.info("metrics are served on %s", server.start())
     return server.stop
-
-
-class Verifier:
-    """Verifies a site's ledger again and again, on a thread of its own and in a connection that can only read.
-
-    Args:
-        site: whose.
-        metrics: told of every result.
-    """
-
-    def __init__(self, site: Site, metrics: SiteMetrics) -> None:
-        self._site, self._metrics = site, metrics
-        self._stopping = threading.Event()
-        site.ledger_known.clear()
-        threading.Thread(target=self._loop, name="verify", daemon=True).start()
-
-    def stop(self) -> None:
-        """Start no further verification."""
-        self._stopping.set()
-
-    def _loop(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.verify()
-            finally:
-                self._site.ledger_known.set()
-            self._stopping.wait(3600.0 * self._site.config.verify_hours)
-
-    def verify(self) -> None:
-        """Verify the ledger now, and tell the result."""
-        site = self._site
-        try:
-            with open_readonly(site.config.state) as database:
-                found = LedgerReader(database).verify(authority=site.credentials.authority)
-        except LedgerFault as error:
-            LOG.error("the ledger does not verify: %s", error, extra=about("verified", reason="fault"))
-            site.ledger_fault = str(error)
-            self._metrics.verification(False)
-        except VeilsumError as error:  # unread is not wrong: the result before stands, and grows old
-            LOG.error("the ledger cannot be verified: %s", error, extra=about("verified", reason="unreadable"))
-        except Exception as error:
-            LOG.error("the ledger cannot be verified: internal error", exc_info=error)
-        else:
-            LOG.info("ledger verified: %d entries, %d receipts", found.entries, found.receipts, extra=about("verified"))
-            if found.set_back:
-                numbers = ", ".join(map(str, found.set_back[:MOST_SHOWN]))
-                LOG.warning(
-                    "ledger entries %s have earlier times than the entries before them: the clock was set back", numbers
-                )
-            site.ledger_fault = ""
-            self._metrics.verification(True)

@@ -19,7 +19,8 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
         with loading(serves=True):
             from veilsum_node.telemetry.logs import start_logging
             from veilsum_participant.boundary.compiler import REQUESTS
-            from veilsum_participant.boundary.framing import FramedSocket, serve
+            from veilsum_participant.boundary.framing import FramedSocket
+            from veilsum_participant.boundary.serving import serve
             from veilsum_participant.worker.compiler import Compiler, told
 
         start_logging()

@@ -18,8 +18,9 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
             confine(bounds, keep=(descriptor,))
         with loading(serves=True):
             from veilsum_node.telemetry.logs import start_logging
-            from veilsum_participant.boundary.framing import FramedSocket, serve
+            from veilsum_participant.boundary.framing import FramedSocket
             from veilsum_participant.boundary.maps import REQUESTS
+            from veilsum_participant.boundary.serving import serve
             from veilsum_participant.worker.maps import MapComputer
             from veilsum_participant.worker.reader import told
 

@@ -22,8 +22,9 @@ def main(descriptor: int, bounds: Bounds | None, listening: int, settings: str) 
     from veilsum_node.telemetry.endpoint_settings import MetricsSettings
     from veilsum_node.telemetry.logs import start_logging
     from veilsum_participant.boundary.calls import Handler
-    from veilsum_participant.boundary.framing import FramedSocket, serve
+    from veilsum_participant.boundary.framing import FramedSocket
     from veilsum_participant.boundary.metrics import REQUESTS
+    from veilsum_participant.boundary.serving import serve
     from veilsum_participant.worker.metrics import Endpoint, told, unusable
 
     start_logging()

@@ -20,8 +20,9 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
             confine(bounds, keep=(descriptor, nursery.fileno()))
         with loading(serves=True):
             from veilsum_node.telemetry.logs import start_logging
-            from veilsum_participant.boundary.framing import FramedSocket, serve
+            from veilsum_participant.boundary.framing import FramedSocket
             from veilsum_participant.boundary.reader import REQUESTS
+            from veilsum_participant.boundary.serving import serve
             from veilsum_participant.data.images import decode_by
             from veilsum_participant.data.local import LocalDatasets
             from veilsum_participant.worker.reader import DatasetReader, told

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
+from veilsum_privacy.accounting.accountant import PRV_ERROR
 from veilsum_privacy.accounting.domination import Direction, normal_mass, power
 from veilsum_privacy.accounting.losses import LossSteps, Quadrature, plan_quadrature, window
 from veilsum_privacy.accounting.renyi import ORDERS, standard_epsilon
@@ -154,13 +155,6 @@ GRID_ERROR = 0.005
 """Bound on what the rounding of all losses together does to epsilon."""
 
 _LARGEST_GRID = 2e7  # points of the grid times different steps: about 1 s
-
-PRV_ERROR = 0.01
-"""Bound on the numerical error of epsilon; what is reported is the upper end.
-
-Inverting the moment generating function needs a twentieth of it. The rest stays: the noise of releases is integer, and its
-exact epsilon is larger than the continuous Gaussian's by up to 0.001.
-"""
 
 _LARGEST_EPSILON = 500.0  # exp of it must stay far from overflow
 

@@ -23,10 +23,11 @@ from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.check_words import check_words, verify_check_words
-from veilsum_privacy.securesum.data_masks import mask_values, unmask_values
+from veilsum_privacy.securesum.contributions import Contribution
+from veilsum_privacy.securesum.data_masks import mask_values
 from veilsum_privacy.securesum.key_shares import MemberMasks, consent_of, mask_key
 from veilsum_privacy.securesum.one_time_keys import encrypt_words
-from veilsum_privacy.securesum.opening import Contribution, Total, open_words
+from veilsum_privacy.securesum.opening import Total, open_words, unmask_values
 from veilsum_privacy.securesum.short_keys import draw_key
 from veilsum_privacy.securesum.streams import SECRET_BYTES
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan

@@ -32,7 +32,7 @@ from veilsum_privacy.computation.declared import (
 )
 from veilsum_privacy.computation.terms import opaque_names
 from veilsum_privacy.computation.weights import cohort_factors
-from veilsum_privacy.mechanism.clipping import MAX_GRID, MAX_VALUES
+from veilsum_privacy.mechanism.clipping import MAX_VALUES
 from veilsum_privacy.mechanism.factors import FactorSums, FineUnits
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.records import Records, join_batches
@@ -45,7 +45,7 @@ from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.study import Study
 
 if TYPE_CHECKING:
-    from veilsum_privacy.tasks.base import FactorTask, RowTask
+    pass
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -473,27 +473,6 @@ def _add_rows(
         note(fault)
     total, cut = _bounded(plan, whole, place.most_records)
     return SitePart(total, clipped, invalid, cut)
-
-
-def task_rows(task: RowTask[Any], records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats | Integers]:
-    """Rows (b, size) of records as a task's graph has them, before they are clipped; for looking at, not for a release.
-
-    Of a :class:`FactorTask` these are factors.
-    """
-    persons, counted = task.persons, None
-    evaluation = Evaluation(task.traced(broadcast), task.maps(broadcast))
-    if persons is not None:
-        records, counted = persons.counted(records)
-    yield from evaluation.rows(records, counted)
-
-
-def task_sum(task: FactorTask[Any], records: Records, broadcast: Mapping[str, Floats]) -> Floats:
-    """The weighted vector (size,) of records that are units of their own; for looking at, not for a release."""
-    fine = FineUnits.of(task.clip(), MAX_GRID, task.layout().size)
-    sums = FactorSums(Evaluation(task.traced(broadcast), task.maps(broadcast)), task.products(), fine)
-    sums.add(records)
-    total: Floats = sums.total().astype(np.float64) * (2.0**fine.shift / fine.scale)
-    return total
 
 
 def _bounded(plan: DeclaredPlan, whole: Integers, most_records: int) -> tuple[Integers, int]:

@@ -38,7 +38,8 @@ from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.steps import StepNoise, Steps
-from veilsum_privacy.study.encoder import Projection, projection_digest
+from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask, RoundPlan

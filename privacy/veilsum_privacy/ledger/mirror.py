@@ -21,6 +21,7 @@ from veilsum_node.identity import Credentials, Role
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.ledger.chain import Appended, Chain
 from veilsum_privacy.ledger.checks import check_cohort
+from veilsum_privacy.ledger.countersigning import countersign
 from veilsum_privacy.ledger.entries import Kind, Mechanism
 from veilsum_privacy.ledger.kept_receipts import KeptRow, check_numbers, keep_receipts
 from veilsum_privacy.ledger.reader import ChainReader
@@ -30,7 +31,6 @@ from veilsum_privacy.ledger.receipts import (
     Receipt,
     SignedReceipt,
     consents_digest,
-    countersign,
     parse_receipt,
     receipts_digest,
 )

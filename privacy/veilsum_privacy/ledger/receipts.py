@@ -182,26 +182,6 @@ class WordPart(NamedTuple):
     signature: bytes
 
 
-def part_of_receipt(signed: SignedReceipt) -> ReceiptPart:
-    """What of a receipt is shown to a cohort.
-
-    Raises:
-        HostileInput: malformed.
-    """
-    receipt = parse_receipt(signed.body)
-    return ReceiptPart(receipt.payload, receipt.number, receipt.head, receipt.consent, signed.signature)
-
-
-def part_of_word(signed: SignedReceipt) -> WordPart:
-    """What of a countersignature is shown to a cohort.
-
-    Raises:
-        HostileInput: malformed.
-    """
-    word = parse_countersignature(signed.body)
-    return WordPart(word.entry, word.head, signed.signature)
-
-
 @lru_cache(maxsize=8)  # a site writes them when it answers and when it pays
 def whole_receipts(parts: tuple[ReceiptPart, ...], own: Receipt, names: tuple[str, ...]) -> tuple[SignedReceipt, ...]:
     """The receipts of a cohort from what is shown of them: the bytes that each member signed, if it signed for the release
@@ -246,17 +226,6 @@ def sign_receipt(receipt: Receipt, key: SigningKey) -> SignedReceipt:
     """Sign a receipt."""
     body = receipt.to_bytes()
     return SignedReceipt(body, key.sign(Label.RECEIPT, body))
-
-
-def countersign(countersignature: Countersignature, key: SigningKey) -> SignedReceipt:
-    """Sign for the receipts that were shown to a cohort."""
-    body = countersignature.to_bytes()
-    return SignedReceipt(body, key.sign(Label.COUNTERSIGN, body))
-
-
-def countersign_again(signed: SignedReceipt, key: SigningKey) -> SignedReceipt:
-    """The same words under another key, for who has not heard them yet when a coordinator's key is replaced."""
-    return SignedReceipt(signed.body, key.sign(Label.COUNTERSIGN, signed.body))
 
 
 def receipts_digest(receipts: Sequence[SignedReceipt]) -> bytes:

@@ -10,15 +10,13 @@ The receipts and countersignatures that entries cover: all there, signed, about 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from cryptography import x509
 
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Label, Role, federation_id, verify
-from veilsum_privacy.accounting.estimate import PRV_ERROR
-from veilsum_privacy.ledger.comparison import Summary, compare
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.faults import LedgerFault, require
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
@@ -32,8 +30,10 @@ from veilsum_privacy.ledger.receipts import (
     verify_countersignature,
 )
 from veilsum_privacy.ledger.rows import HIDING, NO_HASH, Row, check_types, facts, hash_facts, read_row, unhex
-from veilsum_privacy.ledger.rules import MirrorRules, Rules, SiteRules, described, described_by
+from veilsum_privacy.ledger.rules import Rules, SiteRules, described, described_by
 from veilsum_privacy.ledger.statements import estimate_of
+from veilsum_privacy.ledger.summary import Summary
+from veilsum_privacy.ledger.totals import Standing
 
 ADVICE = "Keep the file as it is and compare it with the mirror."
 
@@ -71,10 +71,8 @@ class Verification:
     Attributes:
         site: whose ledger it is. role: participant, or coordinator for a mirror. entries: how many. head: hash of the last
         one (32 bytes). receipts: how many of them were kept and verified, those recovered included. keys: fingerprints of
-        the keys that signed, in order. federation: SHA-256 of the authority's certificate, 64 hexadecimal digits. spending:
-        what each population with a budget has spent by now: epsilon by its budget's rule, and by the tighter accountant
-        (None
-            where that cannot tell), at its budget's delta.
+        the keys that signed, in order. federation: SHA-256 of the authority's certificate, 64 hexadecimal digits. populations:
+        where each of them stands by now.
         set_back: numbers of entries whose time is before that of the entry before: the clock was set back there. The chain
             alone says what came first.
         bare: how many entries lack random bytes, as those of versions up to 0.2 do; the first entry is none of them. Who
@@ -88,9 +86,19 @@ class Verification:
     receipts: int
     keys: tuple[str, ...]
     federation: str
-    spending: Mapping[str, tuple[float, float | None]]
+    populations: Mapping[str, Standing] = field(compare=False, repr=False)
     set_back: tuple[int, ...] = ()
     bare: int = 0
+
+    @property
+    def spending(self) -> dict[str, tuple[float, float | None]]:
+        """What each population with a budget has spent by now: epsilon by its budget's rule, and by the tighter accountant
+        (None where that cannot tell), at its budget's delta."""
+        return {
+            name: (standing.charged.epsilon(standing.budget), estimate_of(standing.charged, standing.budget))
+            for name, standing in sorted(self.populations.items())
+            if standing.budget is not None
+        }
 
 
 def verify_ledger(
@@ -112,7 +120,7 @@ def verify_ledger(
     5. the receipts that it covers are all there, signed by their members, about its release, numbered upwards, never seen
        before; the coordinator signed for exactly these; the site's own names an earlier entry of this ledger.
 
-    Then the chain ends at ``head``, the two accountants do not contradict each other, and the ledger fits all others.
+    Then the chain ends at ``head``, and the ledger fits all others.
 
     Args:
         source: a :class:`~veilsum_privacy.ledger.LedgerReader` or what ``read_export`` returned.
@@ -133,6 +141,8 @@ def verify_ledger(
         fault = f"The named head is that of entry {known}; the ledger goes on to entry {verified.entries}."
         raise LedgerFault(fault, "Compare with the later head.", entry=known + 1)
     for other in against:
+        from veilsum_privacy.ledger.comparison import compare  # for whoever has others' ledgers
+
         try:
             others, found = _examine(other, authority)
         except LedgerFault as error:
@@ -184,7 +194,6 @@ class _Examination:
         if self._unsigned:
             fault = "Ledger entry 1 fails: the ledger names no certificate, so that nothing shows who signed it."
             raise self._fault(fault, 1, "Let the site open it once with this version of the software, which adds it.")
-        spending = self._spending(self._rules)
         verification = Verification(
             site=self._keys.name,
             role=self._keys.role,
@@ -193,7 +202,7 @@ class _Examination:
             receipts=self._witnesses.count,
             keys=tuple(self._keys.fingerprints),
             federation=federation_id(self._keys.authority),
-            spending=spending,
+            populations=self._rules.populations,
             set_back=tuple(self._set_back),
             bare=self._bare,
         )
@@ -216,7 +225,7 @@ class _Examination:
         if self._rules is None or self._witnesses is None:
             require(entry.kind is Kind.GENESIS, "the ledger must begin with its one genesis entry")
             self._keys.begin(entry)
-            self._rules = SiteRules() if self._keys.role is Role.PARTICIPANT else MirrorRules()
+            self._rules = SiteRules() if self._keys.role is Role.PARTICIPANT else _mirror_rules()
             self._witnesses = Witnesses(self._keys, self.summary)
             self.summary.begin(self._keys.name, self._keys.role)
         elif entry.kind is Kind.KEY:
@@ -250,21 +259,14 @@ class _Examination:
             require(not self._hiding, "it lacks the random bytes that every entry of this ledger must have by then")
             self._bare += 1
 
-    def _spending(self, rules: Rules) -> dict[str, tuple[float, float | None]]:
-        spending: dict[str, tuple[float, float | None]] = {}
-        for name, standing in sorted(rules.populations.items()):
-            if standing.budget is None:
-                continue
-            spent = standing.charged.epsilon(standing.budget)
-            estimate = estimate_of(standing.charged, standing.budget)
-            if estimate is not None and estimate > spent + PRV_ERROR:
-                fault = f"The two accountants contradict each other for the population {name}: {estimate:g} and {spent:g}."
-                raise self._fault(fault, None, "Report this: it is a fault of the software.")
-            spending[name] = (spent, estimate)
-        return spending
-
-    def _fault(self, message: str, entry: int | None, advice: str = ADVICE) -> LedgerFault:
+    def _fault(self, message: str, entry: int, advice: str = ADVICE) -> LedgerFault:
         return LedgerFault(message, advice, entry=entry, site=self._keys.name or None)
+
+
+def _mirror_rules() -> Rules:
+    from veilsum_privacy.ledger.mirror_rules import MirrorRules  # for who reads a coordinator's ledger
+
+    return MirrorRules()
 
 
 class Witnesses:

@@ -18,7 +18,7 @@ from veilsum_privacy.ledger.receipts import Receipt
 from veilsum_privacy.results.former.layout import former_context, former_plan
 from veilsum_privacy.results.former.proof import FormerReleaseProof
 from veilsum_privacy.results.former.words import Statement, masked_sum, verify_decryptors, words_digest
-from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file, sum_file
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, sum_file
 from veilsum_privacy.results.release_check import (
     CheckedRelease,
     CheckedRoster,
@@ -28,6 +28,8 @@ from veilsum_privacy.results.release_check import (
     in_its_time,
     part,
 )
+from veilsum_privacy.results.release_names import round_file
+from veilsum_privacy.results.whole_sums import verify_evidence
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import verify_roster
 from veilsum_privacy.tasks import check_former
@@ -108,7 +110,7 @@ class ReleaseChecker(ReleaseRules):
         found = proof()
         assignment, task = self._assignment(where, entry.round, entry.label, found.assignment)
         if isinstance(found, ReleaseProof):
-            values, receipts, _ = self._opened(where, assignment, task, found, entry.digest)
+            values, receipts, _ = self._opened(where, assignment, task, found, verify_evidence, entry.digest)
         else:
             values, receipts = self._vouched(where, entry, assignment, task, found)
         return self._passed(assignment, task, values, entry.digest, receipts, tuple(entry.decrypted_by))

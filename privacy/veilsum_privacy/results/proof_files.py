@@ -6,30 +6,24 @@ sum of a round, as large as a contribution, is a file of its own, as it was adde
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from veilsum_node.canonical import begin_digest, canonical, parse_canonical
+from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.results.release_names import FOLDER, round_file
 from veilsum_privacy.securesum.check_words import Signed
 from veilsum_privacy.securesum.roster import Enrolment
 
 if TYPE_CHECKING:
     from veilsum_privacy.results.sum_evidence import Evidence
 
-FOLDER = "proof"
 STUDY_FILE = f"{FOLDER}/study.json"
 
 _ROUND_FILE = re.compile(rf"{FOLDER}/round-(\d{{6,15}})\.(json|sum)")
-
-
-def round_file(number: int) -> str:
-    """The file of what was signed for a round's release, below the result's directory."""
-    return f"{FOLDER}/round-{number:06d}.json"
 
 
 def sum_file(number: int) -> str:
@@ -44,18 +38,6 @@ def round_of(name: str) -> int | None:
     return number if number and name in (round_file(number), sum_file(number)) else None
 
 
-def release_digest(study: bytes, number: int, attempt: int, values: bytes | memoryview) -> bytes:
-    """Digest of a release (32 bytes); ``values`` are the opened sum's integers, little-endian int64."""
-    state = begin_release_digest(study, number, attempt, len(values))
-    state.update(values)
-    return state.digest()
-
-
-def begin_release_digest(study: bytes, number: int, attempt: int, size: int) -> hashlib._Hash:
-    """The state of :func:`release_digest` before the values' ``size`` bytes, which are then added piece by piece."""
-    return begin_digest("veilsum/1/release", study, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"), last=size)
-
-
 @dataclass(frozen=True)
 class ReleaseEntry:
     """What a result's manifest says of a release that it was made of.
@@ -63,7 +45,7 @@ class ReleaseEntry:
     Attributes:
         round: its number.
         label: of the task.
-        digest: :func:`release_digest`.
+        digest: :func:`.release_digest`.
         decrypted_by: signatures on what a sum was decrypted to, by name; up to version 5 of the protocol.
     """
 
@@ -169,7 +151,7 @@ class ReleaseProof:
         checks: bodies of all members' answers, in the cohort's order.
         consents: of the cohort, in its order.
         agreed: every member's signature under its consent statement, in the cohort's order.
-        total: the sum as it travels (:func:`~veilsum_privacy.results.sum_evidence.total_to_bytes`); a file of its own.
+        total: the sum as it travels (:func:`~veilsum_privacy.results.whole_sums.total_to_bytes`); a file of its own.
     """
 
     assignment: bytes

@@ -31,8 +31,8 @@ from veilsum_privacy.ledger.receipts import (
     whole_word,
 )
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.results.proof_files import ReleaseProof, release_digest, round_file
-from veilsum_privacy.results.sum_evidence import check_bodies, verify_evidence, verify_opened
+from veilsum_privacy.results.release_names import release_digest, round_file
+from veilsum_privacy.results.sum_evidence import Evidence, check_bodies, verify_opened
 from veilsum_privacy.securesum.check_words import Signed, SumStatement
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.roster import Roster
@@ -83,6 +83,29 @@ class SignedProof(Protocol):
     def coordinator(self) -> bytes: ...
     @property
     def consents(self) -> Sequence[bytes]: ...
+
+
+class WholeProof(SignedProof, Protocol):
+    """What a proof holds since version 6 of the protocol."""
+
+    @property
+    def evidence(self) -> Evidence: ...
+
+
+class ShownProof(NamedTuple):
+    """A proof that was put together of what a member is shown."""
+
+    coordinator: bytes
+    countersigned: SignedReceipt
+    evidence: Evidence
+
+    @property
+    def receipts(self) -> Sequence[SignedReceipt]:
+        return self.evidence.receipts
+
+    @property
+    def consents(self) -> Sequence[bytes]:
+        return self.evidence.consents
 
 
 @dataclass(frozen=True)
@@ -211,11 +234,11 @@ class ReleaseRules:
         assignment, task = self._assignment(where, self._round + 1, None, parts.assignment)
         with part(where, "What was signed does not hold:"):
             proof = self._whole(assignment, task, parts)
-        values, receipts, digest = self._opened(where, assignment, task, proof, verify=verify_opened)
+        values, receipts, digest = self._opened(where, assignment, task, proof, verify_opened)
         self._certificate = proof.coordinator
         return self._passed(assignment, task, values, digest, receipts)
 
-    def _whole(self, assignment: Assignment, task: DeclaredTask, parts: ReleaseParts) -> ReleaseProof:
+    def _whole(self, assignment: Assignment, task: DeclaredTask, parts: ReleaseParts) -> ShownProof:
         """The proof, with the texts that each party signed if it signed for this attempt."""
         checked, study, names = self._checked, self._checked.study, assignment.names
         plan = task.plan(len(checked.roster.names), len(names))
@@ -228,17 +251,15 @@ class ReleaseRules:
         word = whole_word(parts.countersigned, own, study.coordinator, receipts)
         fixed = SumStatement(checked.digest, study.coordinator, *about, parts.fixed).to_bytes()
         words = [item.words for item in parts.members]
-        return ReleaseProof(
-            assignment.to_bytes(),
+        evidence = Evidence(
             receipts,
-            word,
-            parts.coordinator or self._certificate,
+            parts.opened,
             Signed(fixed, parts.signature),
             check_bodies(checked.digest, assignment, context, receipts, parts.fixed, words),
             tuple(item.consent for item in parts.members),
             tuple(item.agreed for item in parts.members),
-            parts.opened,
         )
+        return ShownProof(parts.coordinator or self._certificate, word, evidence)
 
     def _passed(
         self,
@@ -260,9 +281,9 @@ class ReleaseRules:
         where: str,
         assignment: Assignment,
         task: DeclaredTask,
-        proof: ReleaseProof,
+        proof: WholeProof,
+        verify: Callable[..., Integers],
         named: bytes | None = None,
-        verify: Callable[..., Integers] = verify_evidence,
     ) -> tuple[Integers, list[Receipt], bytes]:
         """The values that the sum opens to, whoever says what of them; with receipts and digest."""
         checked = self._checked

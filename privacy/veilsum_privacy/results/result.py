@@ -21,7 +21,8 @@ from safetensors.numpy import load as load_arrays
 from veilsum_node.errors import HostileInput, Misuse, Unavailable
 from veilsum_node.file_names import is_name, write_files
 from veilsum_node.phrases import unreadable
-from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, ReleaseEntry, round_of
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, round_of
+from veilsum_privacy.results.release_names import FOLDER
 from veilsum_privacy.securesum.array_bytes import array_pieces
 from veilsum_privacy.study.study import Study
 from veilsum_proto import SOFTWARE

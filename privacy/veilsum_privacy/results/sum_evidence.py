@@ -6,7 +6,7 @@ coordinator cannot make evidence for another sum, as long as one member kept the
 the list of answers, and its consent, without which nothing opens, came with that signature.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from veilsum_aggregation.arrays import Integers
@@ -25,12 +25,8 @@ from veilsum_privacy.securesum.check_words import (
     verify_sum,
 )
 from veilsum_privacy.securesum.context import Assignment
-from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
-from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
+from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.opened_sums import opened_from_bytes
-from veilsum_privacy.securesum.opening import Contribution, open_words
-from veilsum_privacy.securesum.packed import packed_blocks
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 
@@ -55,30 +51,6 @@ class Evidence:
     agreed: tuple[bytes, ...]
 
 
-def total_to_bytes(total: Contribution, plan: OneTimePlan) -> bytes:
-    """A contribution, or a sum of them, as it travels: key share, then coefficients; of ``plan.payload_bytes``."""
-    return b"".join(total_blocks(total, plan))
-
-
-def total_blocks(total: Contribution, plan: OneTimePlan) -> Iterator[bytes]:
-    """The bytes of :func:`total_to_bytes` in blocks of less than a mebibyte, of which one at a time is made."""
-    yield share_to_bytes(total.share, plan.ring, plan.cohort)
-    yield from packed_blocks(total.coefficients, plan.ring.coefficient_bits)
-
-
-def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contribution:
-    """The contribution of :func:`total_to_bytes`.
-
-    Raises:
-        HostileInput: of another size, or a number is out of range.
-    """
-    cut = plan.ring.share_size(plan.cohort)
-    if len(data) != plan.payload_bytes:
-        raise HostileInput(f"A contribution has {len(data)} bytes instead of {plan.payload_bytes}.")
-    share = share_from_bytes(data[:cut], plan.ring, plan.cohort)
-    return Contribution(share, coefficients_from_bytes(data[cut:], plan.words, plan.ring))
-
-
 def check_bodies(
     study: bytes,
     assignment: Assignment,
@@ -100,13 +72,13 @@ def check_bodies(
     return tuple(CheckStatement(study, name, *about, own).to_bytes() for name, own in pairs)
 
 
-def verify_evidence(
+def verify_opened(
     evidence: Evidence, plan: OneTimePlan, study: bytes, context: bytes, cohort: Sequence[Identity], coordinator: Identity
 ) -> Integers:
-    """Open the sum again and check everything that speaks for it.
+    """Check everything that speaks for a sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
 
     Args:
-        evidence: as it was kept.
+        evidence: as it was shown.
         plan: of the sum.
         study: the study's digest.
         context: the digest c, computed by the caller from what it is made of.
@@ -119,30 +91,14 @@ def verify_evidence(
     Raises:
         HostileInput: the first thing that does not hold.
     """
-    total = total_from_bytes(evidence.total, plan)
-    said = _held(evidence, plan, study, context, cohort, coordinator, total)
-    words = open_words(total, plan, context, evidence.consents, total.coefficients)
-    answers = [item.words for item in said]
-    verify_check_words(words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
-    return unmask_values(words, plan, context, evidence.consents)
-
-
-def verify_opened(
-    evidence: Evidence, plan: OneTimePlan, study: bytes, context: bytes, cohort: Sequence[Identity], coordinator: Identity
-) -> Integers:
-    """The same of evidence whose total is a sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
-
-    Raises:
-        HostileInput: the first thing that does not hold.
-    """
     opened = opened_from_bytes(evidence.total, plan, context, evidence.consents)
-    said = _held(evidence, plan, study, context, cohort, coordinator, opened.total)
+    said = held(evidence, plan, study, context, cohort, coordinator, opened.total)
     answers = [item.words for item in said]
     verify_check_words(opened.words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
     return opened.values
 
 
-def _held(
+def held(
     evidence: Evidence,
     plan: OneTimePlan,
     study: bytes,

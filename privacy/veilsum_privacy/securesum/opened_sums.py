@@ -7,19 +7,17 @@ members who need the sum are sent half of what it was. Who reads it needs nobody
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.data_masks import unmasked_blocks
+from veilsum_privacy.securesum.contributions import Contribution, key_pads
 from veilsum_privacy.securesum.key_shares import self_masks
 from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
-from veilsum_privacy.securesum.opening import Contribution, key_pads, open_keys_of, open_phases
-from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
+from veilsum_privacy.securesum.packed import packed_size, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
@@ -28,9 +26,12 @@ Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
 _WIDEST = 58
-_BLOCK = 1 << 17  # numbers at a time
+BLOCK = 1 << 17
+"""Numbers at a time."""
+
 _HEAD = 13  # bytes: the mean, how many bits stand by themselves, and the bytes of the others
-_ZEROS = 4  # most bits of these for each number
+ZEROS = 4
+"""Most of the bits that stand by themselves, for each number."""
 
 
 class OpenedSum(NamedTuple):
@@ -47,35 +48,8 @@ class OpenedSum(NamedTuple):
     values: Integers
 
 
-def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> bytes:
-    """A sum that opens, in few bytes.
-
-    Args:
-        total: the sum of all contributions of the cohort; its coefficients give way to the words, so it is used up.
-        plan: of the sum.
-        context: the digest c.
-        consents: of every member in the cohort's order, held to its receipt before.
-
-    Raises:
-        HostileInput: it does not open.
-    """
-    keys, prime, written = open_keys_of(total, plan, context, consents), plan.ring.prime, io.BytesIO()
-    words, rests = total.coefficients, np.empty(plan.words, dtype=np.int16)  # an error is below 2^13
-    for part, phase, found in open_phases(total, keys, plan, context):
-        rest = (phase - _nearest(found, plan.ring)).view(np.int64)
-        rests[part] = rest + prime * (rest < -(prime // 2)) - prime * (rest > prime // 2)  # a word near t is near 0
-        words[part] = found
-    values, done = np.empty(plan.size, dtype=np.int32 if plan.reach < 1 << 31 else np.int64), 0
-    for block in unmasked_blocks(words, plan, context, consents):
-        values[done : done + len(block)] = block
-        done += len(block)
-    for numbers in (keys, values, rests):
-        _write(written, numbers)
-    return written.getvalue()
-
-
 def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> OpenedSum:
-    """The sum of :func:`opened_to_bytes`, and what :func:`.open_words` and :func:`.unmask_values` give of it.
+    """The sum of :func:`.opened_to_bytes`, and what :func:`.open_words` and :func:`.unmask_values` give of it.
 
     Whether it is the sum that members answered for is what its digest says.
 
@@ -108,7 +82,7 @@ def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: byte
     if int(np.abs(rests).max()) > most // modulus + 2:
         raise HostileInput(f"A sum holds more error than {plan.cohort} contributions leave: it is not of exactly this cohort.")
     for part, pads in key_pads(keys, plan, context):
-        phase = _nearest(words[part], ring) + rests[part].view(np.uint64)
+        phase = nearest(words[part], ring) + rests[part].view(np.uint64)
         error = (phase * np.uint64(modulus) - words[part] * prime).view(np.int64)  # right modulo 2^64, and far below that
         if int(np.abs(error).max()) > most:
             raise HostileInput(f"A sum holds more error than {plan.cohort} contributions leave.")
@@ -117,7 +91,7 @@ def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: byte
     return OpenedSum(total, words, values)
 
 
-def _nearest(words: Words, ring: RingParameters) -> Words:
+def nearest(words: Words, ring: RingParameters) -> Words:
     """About q w / t, to 1, by steps that come out alike on every machine; at most q.
 
     A float64 finds it to 2^8 for the largest q, and what is missing is right modulo 2^64, because it is below 2^60.
@@ -129,43 +103,16 @@ def _nearest(words: Words, ring: RingParameters) -> Words:
     return near + steps
 
 
-def _write(file: io.BytesIO, numbers: NDArray[Any]) -> None:
-    """Numbers about their mean, in blocks: as long as a sum, they are not held twice.
-
-    Gaussian numbers take a bit less so than all of them in the width of the widest (Rice 1979, "Some practical universal
-    noiseless coding techniques"): of each the lowest k bits, and as many zeros as the rest says, then a one.
-    """
-    for start in range(0, len(numbers), _BLOCK):
-        block = numbers[start : start + _BLOCK].astype(np.int64)
-        centre = int(np.rint(block.mean()))
-        block -= centre
-        folded = ((block << 1) ^ (block >> 63)).view(np.uint64)  # 0, -1, 1, -2, 2 .. are 0, 1, 2, 3, 4 ..
-        width = max(1, int(folded.max()).bit_length())
-        usual = int(folded.mean()).bit_length()
-        longest = {k: int((folded >> np.uint64(k)).sum()) for k in range(max(1, usual - 2), min(usual + 1, width - 1) + 1)}
-        cost, low = min((k * len(block) + len(block) + rest, k) for k, rest in (longest | {width: 0}).items())
-        if low == width or cost >= width * len(block) or longest[low] > (_ZEROS - 1) * len(block):
-            low, ones = width, b""
-        else:
-            ends = np.cumsum((folded >> np.uint64(low)).astype(np.int64) + 1) - 1
-            bits = np.zeros(int(ends[-1]) + 1, dtype=np.uint8)
-            bits[ends] = 1
-            ones = np.packbits(bits).tobytes()
-        file.write(centre.to_bytes(8, "little", signed=True) + bytes([low]) + len(ones).to_bytes(4, "little"))
-        file.write(pack_numbers(folded & np.uint64((1 << low) - 1), low))
-        file.write(ones)
-
-
 def _unpacked(data: bytes | memoryview, count: int) -> tuple[Integers, memoryview]:
     """So many numbers, and what stands behind them."""
     view, numbers = memoryview(data), np.empty(count, dtype=np.int64)
-    for start in range(0, count, _BLOCK):
-        size = min(_BLOCK, count - start)
+    for start in range(0, count, BLOCK):
+        size = min(BLOCK, count - start)
         if len(view) < _HEAD or not 1 <= (low := view[8]) <= _WIDEST:
             raise HostileInput("An opened sum is malformed.")
         centre, length = (int.from_bytes(view[:8], "little", signed=True), int.from_bytes(view[9:_HEAD], "little"))
         end = _HEAD + packed_size(size, low)
-        if abs(centre) >= 1 << 60 or 8 * length > _ZEROS * size + 7 or len(view) < end + length:
+        if abs(centre) >= 1 << 60 or 8 * length > ZEROS * size + 7 or len(view) < end + length:
             raise HostileInput("An opened sum has a number out of range.")
         folded = unpack_numbers(view[_HEAD:end], size, low, "part of an opened sum")
         if length:

@@ -7,40 +7,22 @@ opens it, and finds the same words or refuses for the same reason, wherever that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.check_words import sum_digest
-from veilsum_privacy.securesum.integer_products import IntegerProducts
-from veilsum_privacy.securesum.key_shares import open_keys, share_digest, share_to_bytes
-from veilsum_privacy.securesum.one_time_keys import coefficients_digest
-from veilsum_privacy.securesum.products import KeyProducts, common_products, is_installed
+from veilsum_privacy.securesum.contributions import Contribution, key_pads
+from veilsum_privacy.securesum.key_shares import DATA, open_keys
+from veilsum_privacy.securesum.lanes import unpack_lanes
 from veilsum_privacy.securesum.ring import RingParameters
+from veilsum_privacy.securesum.streams import WordStream
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class Contribution:
-    """One member's contribution as it travels, or the sum of several.
-
-    Attributes:
-        share: (N + 1,) key share, below 2^w.
-        coefficients: (plan.words,) below q.
-    """
-
-    share: Words = field(repr=False)
-    coefficients: Words = field(repr=False)
-
-    def digest(self, plan: OneTimePlan, context: bytes) -> bytes:
-        """D, of a sum."""
-        share = share_digest(share_to_bytes(self.share, plan.ring, plan.cohort))
-        return sum_digest(context, share, coefficients_digest(self.coefficients, plan.ring))
+_BLOCK = 1 << 16
 
 
 class Total:
@@ -137,12 +119,6 @@ def open_phases(
         yield part, phase, _rounded(phase, plan.ring, plan.cohort)
 
 
-def key_pads(keys: Integers, plan: OneTimePlan, context: bytes) -> Iterator[tuple[slice, Words]]:
-    """The products of the common polynomials and a sum of keys (N,), below q: some words' places, and as many numbers."""
-    multiplier = KeyProducts if is_installed() else IntegerProducts
-    return common_products(keys, context, plan.ring, plan.words, multiplier)
-
-
 def _rounded(phase: Words, ring: RingParameters, members: int) -> Words:
     """round(t phase / q) mod t, if the error of every one is within what so many contributions leave.
 
@@ -159,3 +135,40 @@ def _rounded(phase: Words, ring: RingParameters, members: int) -> Words:
         raise HostileInput(f"A sum holds more error than {members} contributions leave: it is not of exactly this cohort.")
     words[words == modulus] = 0
     return words
+
+
+def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Integers:
+    """Take the self-masks off the opened words of a sum, check it and unpack it: (size,) in grid units.
+
+    Args:
+        words: (plan.words,) below t.
+        plan: the round's encoding.
+        context: the digest c.
+        consents: of every member of the cohort.
+
+    Raises:
+        HostileInput: the count is not the cohort's size, or a value is out of range: no value may be used.
+    """
+    values, done = np.empty(plan.size, dtype=np.int64), 0
+    for block in unmasked_blocks(words, plan, context, consents):
+        values[done : done + len(block)] = block
+        done += len(block)
+    return values
+
+
+def unmasked_blocks(words: Words, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Iterator[Integers]:
+    """The same in blocks of values, none of which may be used before all are there."""
+    modulus, left = plan.ring.plain_modulus, plan.size
+    if words.shape != (plan.words,) or len(consents) != plan.cohort:
+        raise HostileInput("A sum needs the consent of every member of its cohort and all of its words.")
+    streams = [WordStream(consent, DATA.own, context, bound=modulus) for consent in consents]
+    for start in range(0, plan.words, _BLOCK):  # a long vector is not held several times over
+        total = words[start : start + _BLOCK].copy()
+        for stream in streams:  # 4,096 words of 47 bits, 1,024 of 48 or 16 of 51: no overflow before
+            total += np.uint64(modulus) - stream.take(len(total))
+        total %= np.uint64(modulus)
+        if start == 0 and int(total[0]) != plan.cohort:
+            raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")
+        found = unpack_lanes(total[1:] if start == 0 else total, plan, left)
+        left -= len(found)
+        yield found

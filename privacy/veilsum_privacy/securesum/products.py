@@ -8,7 +8,8 @@ needed those alone are computed (:mod:`.short_products`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,6 @@ from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
-try:
-    from tenseal import sealapi
-except ModuleNotFoundError:  # who only opens sums needs none: see :mod:`.integer_products`
-    sealapi = None
-
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
@@ -37,8 +33,19 @@ _PLAIN_MODULUS = 1 << 20
 
 
 def is_installed() -> bool:
-    """Whether the encryption library is there; only who opens sums may do without."""
-    return sealapi is not None
+    """Whether the encryption library is there; only who opens sums may do without (:mod:`.integer_products`)."""
+    return find_spec("tenseal") is not None
+
+
+@cache
+def _seal() -> Any:
+    """The library, which short vectors need not."""
+    try:
+        from tenseal import sealapi
+    except ModuleNotFoundError as error:
+        message = "The encryption library TenSEAL is not installed."
+        raise StateError(message, "Install it with: pip install tenseal") from error
+    return sealapi
 
 
 def common_polynomials(context: bytes, ring: RingParameters, start: int, count: int) -> Words:
@@ -95,16 +102,14 @@ class KeyProducts:
     """
 
     def __init__(self, key: Integers, ring: RingParameters) -> None:
-        if sealapi is None:
-            raise StateError("The encryption library TenSEAL is not installed.", "Install it with: pip install tenseal")
         if key.shape != (ring.degree,) or 2 * int(np.abs(key).max()) >= _PLAIN_MODULUS:
             raise Misuse("A key has one short coefficient for each of its ring's degree.")
         self._ring, self._zero = ring, not key.any()
         # of a key with one term the library takes a negative coefficient for a positive one; no key that is drawn has one
         self._one = IntegerProducts(key, ring) if np.count_nonzero(key) == 1 else None
         self._context, self._scratch = _context(ring), Scratch()
-        self._evaluator = sealapi.Evaluator(self._context)
-        self._plain = sealapi.Plaintext()
+        self._evaluator = _seal().Evaluator(self._context)
+        self._plain = _seal().Plaintext()
         if not self._zero:  # which the library refuses to multiply by
             numbers = np.mod(key, _PLAIN_MODULUS).astype("<u8").tobytes()
             self._load(self._plain, _templates(ring, 1).fill(numbers))
@@ -120,7 +125,7 @@ class KeyProducts:
         numbers = polynomials.astype("<u8", copy=False).tobytes()
         if count < rows:
             numbers *= rows
-        product = sealapi.Ciphertext()
+        product = _seal().Ciphertext()
         self._load(product, _templates(self._ring, rows).fill(numbers))
         self._evaluator.multiply_plain_inplace(product, self._plain)
         found = np.frombuffer(self._scratch.content(product), dtype="<u8", offset=len(_templates(self._ring, rows).head))
@@ -133,6 +138,7 @@ class KeyProducts:
 @lru_cache(maxsize=8)
 def _context(ring: RingParameters) -> Any:
     """SEAL's context of one prime; it refuses parameters below 128-bit security."""
+    sealapi = _seal()
     values = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.BFV)
     values.set_poly_modulus_degree(ring.degree)
     primes = sealapi.CoeffModulus.Create(ring.degree, [ring.coefficient_bits])
@@ -149,7 +155,7 @@ def _context(ring: RingParameters) -> Any:
 @lru_cache(maxsize=4 * BATCH)
 def _templates(ring: RingParameters, polynomials: int) -> Template:
     """What the library writes around the numbers of so many polynomials: a plaintext of one, a ciphertext of more."""
-    context, scratch = _context(ring), Scratch()
+    context, scratch, sealapi = _context(ring), Scratch(), _seal()
     item: Any
     if polynomials == 1:
         item = sealapi.Plaintext(f"1x^{ring.degree - 1}")

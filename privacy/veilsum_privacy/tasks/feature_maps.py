@@ -38,7 +38,8 @@ from veilsum_privacy.mechanism.rows.symbols import (
     traced,
     where,
 )
-from veilsum_privacy.study.encoder import Program, Projection, projection_digest
+from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, Part, PartParameters

@@ -8,14 +8,8 @@ gradients in closed form, on the CPU.
 """
 
 import os
-from typing import Annotated
-
-from pydantic import StringConstraints
 
 from veilsum_node.errors import ConfigurationError
-
-DeviceName = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")]
-"""``cpu``; ``cuda`` or ``cuda:N``, a GPU by its number; or ``auto``, the first GPU that torch finds, else the CPU."""
 
 CPU = "cpu"
 _chosen = CPU

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter
 from fuzzing.driver import Unexpected
 from fuzzing.targets.base import Corpus
 from veilsum_node.telemetry.endpoint import MetricsServer, MetricsSettings
-from veilsum_node.transport.route import Proxy
+from veilsum_node.transport.dialling import connect
+from veilsum_node.transport.route import Proxy, Route
 
 
 class MetricsEndpoint(Corpus):
@@ -105,7 +106,7 @@ class ProxyAnswers(Corpus):
     def read(self, reader: int, data: bytes) -> None:
         self.answer = data
         place = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        with Proxy(place, "user", "word").connect("coordinator.example:8461") as tunnel:
+        with connect(Route("coordinator.example:8461", Proxy(place, "user", "word"))) as tunnel:
             head, _, rest = data.partition(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.") or not head.split(b" ")[1].startswith(b"2"):
                 raise Unexpected("a tunnel where none was granted")

@@ -6,7 +6,7 @@ from fuzzing.targets.base import Corpus
 from support.one_time import STUDY, Played, make_members, play, some_vectors
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.results.proof_files import ReleaseProof
-from veilsum_privacy.results.sum_evidence import total_from_bytes, total_to_bytes, verify_evidence
+from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum.check_words import parse_check
 from veilsum_privacy.securesum.opening import open_words
 

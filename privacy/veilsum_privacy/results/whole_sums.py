@@ -1,0 +1,55 @@
+"""A sum as it was added up: its bytes, and that it opens to what its members consented to."""
+
+from collections.abc import Iterator, Sequence
+
+from veilsum_aggregation.arrays import Integers
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity
+from veilsum_privacy.results.sum_evidence import Evidence, held
+from veilsum_privacy.securesum.check_words import verify_check_words
+from veilsum_privacy.securesum.contributions import Contribution
+from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
+from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
+from veilsum_privacy.securesum.opening import open_words, unmask_values
+from veilsum_privacy.securesum.packed import packed_blocks
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
+
+
+def total_to_bytes(total: Contribution, plan: OneTimePlan) -> bytes:
+    """A contribution, or a sum of them, as it travels: key share, then coefficients; of ``plan.payload_bytes``."""
+    return b"".join(total_blocks(total, plan))
+
+
+def total_blocks(total: Contribution, plan: OneTimePlan) -> Iterator[bytes]:
+    """The bytes of :func:`total_to_bytes` in blocks of less than a mebibyte, of which one at a time is made."""
+    yield share_to_bytes(total.share, plan.ring, plan.cohort)
+    yield from packed_blocks(total.coefficients, plan.ring.coefficient_bits)
+
+
+def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contribution:
+    """The contribution of :func:`total_to_bytes`.
+
+    Raises:
+        HostileInput: of another size, or a number is out of range.
+    """
+    cut = plan.ring.share_size(plan.cohort)
+    if len(data) != plan.payload_bytes:
+        raise HostileInput(f"A contribution has {len(data)} bytes instead of {plan.payload_bytes}.")
+    share = share_from_bytes(data[:cut], plan.ring, plan.cohort)
+    return Contribution(share, coefficients_from_bytes(data[cut:], plan.words, plan.ring))
+
+
+def verify_evidence(
+    evidence: Evidence, plan: OneTimePlan, study: bytes, context: bytes, cohort: Sequence[Identity], coordinator: Identity
+) -> Integers:
+    """Open the sum again and check everything that speaks for it, as :func:`.verify_opened` does.
+
+    Raises:
+        HostileInput: the first thing that does not hold.
+    """
+    total = total_from_bytes(evidence.total, plan)
+    said = held(evidence, plan, study, context, cohort, coordinator, total)
+    words = open_words(total, plan, context, evidence.consents, total.coefficients)
+    answers = [item.words for item in said]
+    verify_check_words(words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
+    return unmask_values(words, plan, context, evidence.consents)
