@@ -149,8 +149,12 @@ def test_keys_of_an_ndjson_record_are_no_columns(tmp_path: Path) -> None:
 @pytest.mark.sampled(13)
 @pytest.mark.parametrize("line", [line for line in FIRST if line != "age,sex,ill"])
 @pytest.mark.parametrize(
-    "text", ["SELECT age, ill FROM t", "SELECT * FROM t JOIN t AS o USING (age)", "SELECT * FROM t", None]
-)
+    "text",
+    [
+        "SELECT age, ill FROM t", "SELECT * FROM t JOIN t AS o USING (age)", "SELECT * FROM t", None,
+        "SELECT t.*, count(*) FROM t", "SELECT CAST(t AS INTEGER) FROM t", "SELECT t + 1 FROM t", "SELECT t > 3 FROM t",
+    ],
+)  # fmt: skip
 def test_no_message_holds_a_first_records_cell(tmp_path: Path, line: str, text: str | None) -> None:
     """Neither of a file nor of a query, neither to the log nor to the check; unless its owner asks to see it."""
     path = tmp_path / "records.csv"

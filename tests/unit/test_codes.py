@@ -345,19 +345,19 @@ def test_a_study_carries_every_group_and_its_bytes_give_it_back(tmp_path: Path) 
     assert json.loads(json.dumps(dumped)) == DatasetSchema.model_validate(dumped).model_dump(mode="json")
     assert agreed(requests[0]).data == requests[0].data
     (tmp_path / "groups.csv").write_text(groups + "J44,copd\n", "utf-8")
-    with pytest.raises(ConfigurationError, match="its SHA-256 is not the one"):
+    with pytest.raises(ConfigurationError, match=r"its SHA-256 is .* the schema states"):
         load_schema(tmp_path / "schema.toml")
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "cannot be read"), (b"", "first line"), (b"a,b\nE11,x\n", "first line"), (b"code,group\nE11\n", "record 2"),
+        (None, "does not exist"), (b"", "is empty"), (b"a,b\nE11,x\n", "first line"), (b"code,group\nE11\n", "record 2"),
         (b"code,group\nE11,\n", "record 2"), (b"code,group\nE\xff11,x\n", "not CSV in UTF-8"),
         (b"code,group\n,x\n", "record 2"),
         (b"code,group\n" + b"E11,x\n" * 60_001, "more than 60,000"), (b"code,group\nE11,a\nE11,b\n", "two groups"),
         (b"code,group\n" + b"".join(b"%d,g%d\n" % (n, n) for n in range(300)), "makes 300 categories"),
-        (b"code,group\n" + b"x" * (1 << 24), "larger than 16 MiB"),
+        (b"code,group\n" + b"x" * (1 << 24), "larger than 16,777,216 bytes"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_none_of_groups_is_refused_by_name(tmp_path: Path, content: bytes | None, told: str) -> None:

@@ -411,7 +411,7 @@ def test_the_hash_is_checked_before_anything_is_loaded(tmp_path: Path, monkeypat
     with pytest.raises(ConfigurationError, match="its SHA-256 is") as caught:
         load_encoder(path, _declared(data, (20,), 5))
     assert hashlib.sha256(data).hexdigest() in caught.value.message
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         load_encoder(tmp_path / "none.pt", _declared(data, (20,), 5))
 
 

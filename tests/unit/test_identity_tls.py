@@ -125,7 +125,7 @@ def test_a_key_that_lies_there_is_not_to_be_moved_away(kit: Kit) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [("empty", "is empty"), ("huge", "is larger than 65536 bytes"), ("pipe", "not a regular"), ("device", "not a regular")],
+    [("empty", "is empty"), ("huge", "is larger than 65,536 bytes"), ("pipe", "not a regular"), ("device", "not a regular")],
 )
 def test_no_file_is_waited_for_or_read_without_end(kit: Kit, damage: str, message: str) -> None:
     path = kit.participants[0].identity / "certificate.pem"

@@ -111,7 +111,7 @@ def test_a_long_text_is_cut_before_it_is_looked_at(model: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"sha256": "0" * 64}, "its SHA-256 is"), ({"tokenizer": Path("absent.model")}, "absent.model: the tokenizer"),
+    ({"sha256": "0" * 64}, "its SHA-256 is"), ({"tokenizer": Path("absent.model")}, "tokenizer absent.model does not exist"),
     ({"tokenizer": Path(__file__)}, "is not a SentencePiece model"),
 ])  # fmt: skip
 def test_a_tokenizer_is_the_one_that_was_stated(model: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:

@@ -1,9 +1,11 @@
-"""Reading and writing the few files that identities live in: keys, certificates, requests.
+"""Reading and writing files whole: those that identities live in, and what else has a bound or a known digest.
 
 Private files are created with mode 0600 and refused when others can read them. A file of root's may be readable by its group:
 so systemd (credentials) and Kubernetes (Secrets) hand a key to one service's user. Contents are not interpreted here.
 """
 
+import hashlib
+import hmac
 import os
 import pwd
 import stat
@@ -34,6 +36,19 @@ def read_file(path: Path, what: str, *, advice: str = "Check the path.", most: i
         ConfigurationError: missing, unreadable, not a regular file, empty or too large; names the file.
     """
     return _read(path, what, advice, most, private=False)
+
+
+def stated_file(path: Path, what: str, stated: str, *, by: str, advice: str, most: int = MAX_FILE_BYTES) -> bytes:
+    """As :func:`read_file`, of the one file whose SHA-256 ``by`` says that it is ``stated``, 64 hexadecimal digits.
+
+    Raises:
+        ConfigurationError: as there; or it is another file.
+    """
+    data = read_file(path, what, advice=advice, most=most)
+    found = hashlib.sha256(data).hexdigest()
+    if not hmac.compare_digest(found, stated.lower()):
+        raise ConfigurationError(f"{path}: its SHA-256 is {found}; {by} {stated}.", advice)
+    return data
 
 
 def read_private(path: Path, what: str, *, advice: str = "Check the path.") -> bytes:
@@ -117,7 +132,9 @@ def _read(path: Path, what: str, advice: str, most: int, *, private: bool) -> by
     if not data:
         raise ConfigurationError(f"The {what} {path} is empty.", _DAMAGED)
     if len(data) > most:
-        raise ConfigurationError(f"The {what} {path} is larger than {most} bytes.", "Check the path: another file was named.")
+        raise ConfigurationError(
+            f"The {what} {path} is larger than {most:,} bytes.", "Check the path: another file was named."
+        )
     return data
 
 

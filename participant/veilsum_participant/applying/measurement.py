@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.classification import ClassCounts, auc, auc_figure, mean_of, mean_recall, reliability
@@ -40,7 +41,7 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
     }
     rows = list(told.figures())
     found["balanced_accuracy"] = _told(mean_recall(row["recall"] for row in rows))
-    logs = _log_softmax(scores)
+    logs = log_softmax(scores, axis=1)
     losses = -logs[np.arange(n), own][own >= 0]
     found["log_loss"] = mean_of(losses, 0.0, float("inf")).to_json() if len(losses) > 1 else None
     found["auc"] = _area(logs, own) if m == 2 else None
@@ -84,7 +85,7 @@ def headline(scores: Floats, truth: Integers, names: Sequence[str], classes: Seq
     known: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
     found: dict[str, float] = {}
     if known.any():
-        shares, label = np.exp(_log_softmax(scores[known])), own[known]
+        shares, label = np.exp(log_softmax(scores[known], axis=1)), own[known]
         areas = [
             auc(shares[:, column], label == column)
             for column in ((1,) if len(classes) == 2 else range(len(classes)))
@@ -148,12 +149,6 @@ def _area(logs: Floats, own: Integers) -> dict[str, float] | None:
         return None
     area = auc(logs[used, 1] - logs[used, 0], positive)
     return auc_figure(area, int(positive.sum()), int((~positive).sum())).to_json()
-
-
-def _log_softmax(scores: Floats) -> Floats:
-    shifted: Floats = scores - scores.max(axis=1, keepdims=True, initial=-np.inf)
-    result: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return result
 
 
 def _told(answer: Answer) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError, HostileInput, Misuse, raising
 from veilsum_participant.applying.heads import head_scores
-from veilsum_participant.applying.recipe import Maps, OwnAlignment, ProjectionArrays, Recipe, aligned_columns, parse_recipe
+from veilsum_participant.applying.recipe import Maps, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -223,11 +223,10 @@ class Model:
             return replace(self, aligned=_stay)
         with raising(_UNFIT, on=(KeyError, ValueError, ArithmeticError)):
             if isinstance(made, OwnAlignment) and made.kind == "moments":
-                encoded = None if self.recipe.encoder is None else self.width
-                kept, noise = _power_sums(made, self.schema, encoded, x[known])
-                return replace(self, aligned=_by_moments(made, reference, self.schema, encoded, kept, noise))
+                kept, noise = _power_sums(made, self.recipe, x[known])
+                return replace(self, aligned=_by_moments(made, reference, self.recipe, kept, noise))
             own = unlabelled_map(cast(Kind, made.kind), x[known], reference, tau=made.tau)
-        return replace(self, aligned=affine_move(own.matrix, own.offset))
+        return replace(self, aligned=_affine_move(own.matrix, own.offset))
 
     def with_schema(self, schema: DatasetSchema) -> Model:
         """The model reading files as another schema says: names of columns, bounds and categories must be the same.
@@ -253,9 +252,8 @@ class Model:
             if site not in alignment.sites:
                 raise Misuse(f"This result has no alignment for {site!r}.", did_you_mean(site, alignment.sites))
             index = alignment.sites.index(site)
-            return affine_move(self.arrays[alignment.matrix][index], self.arrays[alignment.offset][index])
-        encoded = None if self.recipe.encoder is None else self.width
-        return own_move(alignment, self.arrays, self.schema, encoded, kept, noise_std)
+            return _affine_move(self.arrays[alignment.matrix][index], self.arrays[alignment.offset][index])
+        return _own_move(alignment, self.recipe, self.arrays, kept, noise_std)
 
 
 def load_model(directory: str | Path, encoder: str | Path | None = None) -> Model:
@@ -281,9 +279,9 @@ def best_class(scores: Floats) -> NDArray[np.int64]:
 
 def probabilities(scores: Floats) -> Floats:
     """Softmax of scores (n, K) over the classes: what the scores mean where they are log posteriors up to a constant."""
-    shifted: Any = scores - scores.max(axis=1, keepdims=True)
-    exponents = np.exp(shifted)
-    result: Floats = exponents / exponents.sum(axis=1, keepdims=True)
+    from scipy.special import softmax  # a plan does without
+
+    result: Floats = softmax(scores, axis=1)
     return result
 
 
@@ -295,14 +293,12 @@ def _stay(x: Floats, present: Bools) -> Floats:
     return x
 
 
-def _power_sums(
-    alignment: OwnAlignment, schema: DatasetSchema, encoded: int | None, x: Floats
-) -> tuple[dict[str, Floats], dict[str, float]]:
+def _power_sums(alignment: OwnAlignment, recipe: Recipe, x: Floats) -> tuple[dict[str, Floats], dict[str, float]]:
     """The blocks of the task "power-moments" over features (n, m), in the clear, and that they have no noise."""
     use = alignment.moments
     if use is None:
         raise ValueError("the result does not state its moments")
-    u = np.clip(x[:, aligned_columns(schema, encoded, use)] / use.bound, -1.0, 1.0)
+    u = np.clip(x[:, recipe.aligned_columns(use)] / use.bound, -1.0, 1.0)
     powers = {f"t{k}": np.cos(k * np.arccos(u)) for k in range(1, use.order + 1)}
     if use.channels is not None:
         powers = {name: t.reshape(len(t), use.channels, -1).mean(axis=2) for name, t in powers.items()}
@@ -310,28 +306,19 @@ def _power_sums(
     return blocks, dict.fromkeys(blocks, 0.0)
 
 
-def affine_move(matrix: Floats, offset: Floats) -> Move:
+def _affine_move(matrix: Floats, offset: Floats) -> Move:
     """x -> matrix x + offset, each row by itself."""
     return lambda x, present: exact_affine(x, matrix, offset)
 
 
-def own_move(
+def _own_move(
     alignment: OwnAlignment,
+    recipe: Recipe,
     arrays: Mapping[str, Floats],
-    schema: DatasetSchema,
-    encoded: int | None,
     kept: Mapping[str, Floats] | None,
     noise_std: Mapping[str, float] | None,
 ) -> Move:
-    """The map that a site makes of what it kept.
-
-    Args:
-        alignment: of the result.
-        arrays: of the result.
-        schema: of the columns.
-        encoded: width of the features that an encoder makes; None for the schema's own.
-        kept: blocks of the site's kept statistic, in their own units.
-        noise_std: standard deviation of the noise of each block; None for what the result says.
+    """The map that a site makes of what it kept; the arguments are those of a :class:`Model` and of :meth:`Model.features`.
 
     Raises:
         Misuse: what the alignment needs was not given.
@@ -348,23 +335,21 @@ def own_move(
     reference = {name: arrays[array] for name, array in alignment.reference.items()}
     try:
         if alignment.kind == "moments":
-            return _by_moments(alignment, reference, schema, encoded, kept, noise)
+            return _by_moments(alignment, reference, recipe, kept, noise)
         own = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
     except (KeyError, ValueError, ArithmeticError) as error:
         raise HostileInput(
             "The result's reference does not fit the kept statistic.", "Use the result of the study it was kept for."
         ) from error
-    width = schema.width if encoded is None else encoded
-    if own.matrix.shape != (width, width):
+    if own.matrix.shape != (recipe.width, recipe.width):
         raise HostileInput("The kept statistic is of other features than the result's.", "Use the one of the same study.")
-    return affine_move(own.matrix, own.offset)
+    return _affine_move(own.matrix, own.offset)
 
 
 def _by_moments(
     alignment: OwnAlignment,
     reference: Mapping[str, Floats],
-    schema: DatasetSchema,
-    encoded: int | None,
+    recipe: Recipe,
     kept: Mapping[str, Floats],
     noise: Mapping[str, float],
 ) -> Move:
@@ -377,7 +362,7 @@ def _by_moments(
     if use is None:
         raise ValueError("the result does not state its moments")
     own = moment_alignment.local_map(kept, noise, reference, order=use.order, adjust=use.adjust, tau=alignment.tau)
-    columns, bound = aligned_columns(schema, encoded, use), use.bound
+    columns, bound = recipe.aligned_columns(use), use.bound
 
     def scaled(x: Floats, present: Bools) -> Floats:
         moved: Floats = own(x / bound) * bound
@@ -389,4 +374,4 @@ def _by_moments(
         result: Floats = np.where(present, moved, 0.0)
         return result
 
-    return boxed if encoded is None else scaled
+    return boxed if recipe.encoder is None else scaled

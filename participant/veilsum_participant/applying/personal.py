@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import softmax
+from scipy.special import log_softmax, softmax
 
 from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_aggregation.heads import lda_head
@@ -206,8 +206,7 @@ class _Classes(OutcomeLoss):
         return softmax(scores, axis=1) - outcomes
 
     def values(self, scores: Floats, outcomes: Floats) -> Floats:
-        shifted = scores - scores.max(axis=1, keepdims=True)
-        losses: Floats = np.log(np.exp(shifted).sum(axis=1)) - (shifted * outcomes).sum(axis=1)
+        losses: Floats = -(log_softmax(scores, axis=1) * outcomes).sum(axis=1)
         return losses
 
     def constant(self, means: Floats) -> Floats:

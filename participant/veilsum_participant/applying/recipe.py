@@ -184,6 +184,17 @@ class Recipe:
         """How many scores the head gives."""
         return len(self.classes) if self.outcome is None else len(self.outcome.cuts) + 1
 
+    def aligned_columns(self, use: MomentUse) -> NDArray[np.intp]:
+        """Which features are aligned by their moments.
+
+        Raises:
+            HostileInput: there are no such moments of these features.
+        """
+        try:
+            return columns_of_moments(self.schema, None if self.encoder is None else self.width, use.channels)
+        except Misuse as error:
+            raise HostileInput(f"The result's alignment does not fit its features: {error.message}", _AGAIN) from error
+
 
 def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
     """The steps of a result, and the arrays that they name in float64.
@@ -201,23 +212,12 @@ def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
         given["head"] = {"kind": "linear", "weights": "weights", "bias": "bias"}
     try:
         parsed = _Application.model_validate(given)
-        form = parsed.file
-        schema = DatasetSchema(
-            columns=parsed.features,
-            label=form.label,
-            header=form.header,
-            order=form.order,
-            missing=form.missing,
-            max_records=2**24,
-        )
+        schema = DatasetSchema(columns=parsed.features, max_records=2**24, **dict(parsed.file))
     except ValidationError as error:
         raise HostileInput(
             f"The result's application is malformed: {' '.join(explain(error, _Application))}", _AGAIN
         ) from error
     arrays = _Arrays(result.arrays)
-    width = _width(parsed, schema, arrays)
-    _check_alignment(parsed, width, schema, arrays)
-    _check_head(parsed, width, arrays)
     recipe = Recipe(
         schema=schema,
         missing_rule=parsed.missing_rule,
@@ -225,9 +225,11 @@ def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
         alignment=parsed.alignment,
         head=parsed.head,
         classes=parsed.classes,
-        width=width,
+        width=_width(parsed.encoder, schema, arrays),
         outcome=parsed.outcome,
     )
+    _check_alignment(recipe, arrays)
+    _check_head(recipe, arrays)
     return recipe, arrays.taken
 
 
@@ -255,9 +257,8 @@ class _Arrays:
         return self.taken[name]
 
 
-def _width(parsed: _Application, schema: DatasetSchema, arrays: _Arrays) -> int:
+def _width(encoder: ProjectionArrays | Program | None, schema: DatasetSchema, arrays: _Arrays) -> int:
     """Number of features after the encoder."""
-    encoder = parsed.encoder
     if encoder is None:
         return schema.width
     if isinstance(encoder, Program):
@@ -272,8 +273,8 @@ def _width(parsed: _Application, schema: DatasetSchema, arrays: _Arrays) -> int:
     return len(matrix)
 
 
-def _check_alignment(parsed: _Application, width: int, schema: DatasetSchema, arrays: _Arrays) -> None:
-    alignment = parsed.alignment
+def _check_alignment(recipe: Recipe, arrays: _Arrays) -> None:
+    alignment, width = recipe.alignment, recipe.width
     if isinstance(alignment, Maps):
         if len(set(alignment.sites)) != len(alignment.sites):
             raise HostileInput("The result's alignment names a site twice.", _AGAIN)
@@ -285,7 +286,7 @@ def _check_alignment(parsed: _Application, width: int, schema: DatasetSchema, ar
         if (alignment.kind == "moments") != (alignment.moments is not None):
             raise HostileInput("The result's alignment states moments exactly if it is by moments.", _AGAIN)
         if alignment.moments is not None:
-            columns = aligned_columns(schema, None if parsed.encoder is None else width, alignment.moments)
+            columns = recipe.aligned_columns(alignment.moments)
             shapes = dict.fromkeys(MOMENT_REFERENCE, (alignment.moments.channels or len(columns),))
             if set(alignment.reference) != set(shapes):
                 raise HostileInput("The result's alignment lacks the reference that moments need.", _AGAIN)
@@ -309,27 +310,14 @@ def _take_reference(named: Mapping[str, str], shapes: Mapping[str, tuple[int | N
         arrays.take(array, *shapes[name])
 
 
-def aligned_columns(schema: DatasetSchema, width: int | None, use: MomentUse) -> NDArray[np.intp]:
-    """Which features are aligned by their moments; ``width`` is None where no encoder makes them.
-
-    Raises:
-        HostileInput: there are no such moments of these features.
-    """
-    try:
-        return columns_of_moments(schema, width, use.channels)
-    except Misuse as error:
-        raise HostileInput(f"The result's alignment does not fit its features: {error.message}", _AGAIN) from error
-
-
-def _check_head(parsed: _Application, width: int, arrays: _Arrays) -> None:
-    head, classes, outcome = parsed.head, parsed.classes, parsed.outcome
+def _check_head(recipe: Recipe, arrays: _Arrays) -> None:
+    head, classes, outcome, scores, width = recipe.head, recipe.classes, recipe.outcome, recipe.scores, recipe.width
     if outcome is not None and (head is None or classes):
         raise HostileInput("The result predicts an outcome without a model, or classes beside it.", _AGAIN)
     if head is None:
         return
     if outcome is None and (not classes or len(set(classes)) != len(classes)):
         raise HostileInput("The result has a classifier without distinct classes.", _AGAIN)
-    scores = len(classes) if outcome is None else len(outcome.cuts) + 1
     if isinstance(head, PersonalHead):
         arrays.take(head.weights, scores, width)
         arrays.take(head.bias, scores)

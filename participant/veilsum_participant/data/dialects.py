@@ -28,7 +28,7 @@ def advice(head: bytes, line: bytes, dialect: Dialect) -> str:
     """
     if not dialect.compression and (found := next((told for magic, told in _MAGIC if head.startswith(magic)), "")):
         return found
-    if not dialect.compression and dialect.encoding == PLAIN.encoding and (encoding := _wide(head)):
+    if not dialect.compression and dialect.encoding == PLAIN.encoding and (encoding := encoding_of(head)):
         return f'Its characters take several bytes each: state encoding = "{encoding}".'
     text = line.decode(errors="replace").strip()
     if text.lower().startswith("sep=") and len(text) == 5:
@@ -49,7 +49,8 @@ def compression_of(head: bytes) -> str:
     return next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), "")
 
 
-def _wide(head: bytes) -> str:
+def encoding_of(head: bytes) -> str:
+    """The encoding of several bytes a character that a text's first bytes tell; empty where they tell none."""
     if head.startswith(_WIDE):
         return "utf-16"
     some = head[: len(head) & ~1]

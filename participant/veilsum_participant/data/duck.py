@@ -112,12 +112,15 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
 
 
 def _of_the_query(told: str, text: str) -> str:
-    """What DuckDB says, up to the first quoted name that the query does not have: that may be a cell of a first line."""
-    parts = re.split(r"([\"'`])", told)
+    """What DuckDB says, up to the first name that may be a cell of a first line: a field's, or one in quotation marks that
+    the query does not have.
+    """
+    before, *fields = re.split(r"\b(?:STRUCT|UNION)\(", told, maxsplit=1)
+    parts = re.split(r"([\"'`])", before)
     for place in range(2, len(parts), 4):  # after an opening mark
         if parts[place].lower() not in text.lower():
             return f"{''.join(parts[: place - 1]).rstrip()} …"
-    return told
+    return f"{before.rstrip()} …" if fields else told
 
 
 @dataclass

@@ -14,7 +14,6 @@ What loading a program trusts is said in :mod:`veilsum_participant.data.programs
 from __future__ import annotations
 
 import hashlib
-import hmac
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,9 +25,10 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
+from veilsum_node.identity.files import stated_file
 from veilsum_participant.data.programs import read_program
 from veilsum_participant.settings.dataset_config import EncoderConfig
-from veilsum_participant.settings.encoder_files import find_path, unreadable_encoder
+from veilsum_participant.settings.encoder_files import find_path
 from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import device
@@ -152,13 +152,8 @@ def load_encoder(path: Path, declared: Program) -> ProgramEncoder:
         ConfigurationError: the file is missing, too large, not the one that the study names, or not such a program; the
             message names the file.
     """
-    data = _read(path)
-    found = hashlib.sha256(data).hexdigest()
-    if not hmac.compare_digest(found, declared.sha256):
-        raise ConfigurationError(
-            f"{path}: its SHA-256 is {found}; the study names {declared.sha256}.",
-            "Get the exact file the study was made with, or correct the study.",
-        )
+    advice = "Get the exact file the study was made with, or correct the study."
+    data = stated_file(path, "encoder", declared.sha256, by="the study names", advice=advice, most=MAX_PROGRAM_BYTES)
     with told_as(ConfigurationError, ConfigurationError, what=path):
         return ProgramEncoder(data, declared)
 
@@ -170,17 +165,6 @@ def find_encoder(encoders: Mapping[str, EncoderConfig], declared: Program) -> Pr
         ConfigurationError: as :func:`find_path` and :func:`load_encoder`.
     """
     return load_encoder(find_path(encoders, declared), declared)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_PROGRAM_BYTES + 1)
-    except OSError as error:
-        raise unreadable_encoder(path, error) from error
-    if len(data) > MAX_PROGRAM_BYTES:
-        raise ConfigurationError(f"{path}: is larger than {MAX_PROGRAM_BYTES >> 30} GiB.", "Is it really the encoder?")
-    return data
 
 
 @contextmanager

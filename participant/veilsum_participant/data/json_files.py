@@ -10,18 +10,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from veilsum_participant.data.dialects import HEAD, compression_of
+from veilsum_participant.data.dialects import HEAD, compression_of, encoding_of
 from veilsum_participant.data.formats import readable
-from veilsum_participant.data.lines import Fault, as_text, open_text, texts
+from veilsum_participant.data.lines import MARK, Fault, as_text, open_text, texts
 from veilsum_participant.data.objects import AnyFile, StoredFile, open_file
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.settings.query import PLAIN, Dialect, is_document
 
 MAX_DOCUMENT = 1 << 28
 """Bytes of the longest document that is used; a longer one is taken for no JSON."""
-
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_UTF_8 = b"\xef\xbb\xbf"
 
 
 def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:
@@ -41,7 +38,7 @@ def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault] | None = N
             if is_document(path):
                 with open_text(part, own) as file:
                     data = file.read(MAX_DOCUMENT + 1)
-                yield [as_text(data.removeprefix(_UTF_8)) if len(data) <= MAX_DOCUMENT else ""]
+                yield [as_text(data.removeprefix(MARK)) if len(data) <= MAX_DOCUMENT else ""]
             else:
                 yield from texts(part, own, left_out)
 
@@ -51,4 +48,4 @@ def _recognised(file: AnyFile) -> Dialect:
     with open_file(file) as raw:
         dialect = replace(PLAIN, compression=compression_of(raw.read(HEAD)))
     with open_text(file, dialect) as text:
-        return replace(dialect, encoding="utf-16") if text.read(2) in _UTF_16 else dialect
+        return replace(dialect, encoding=encoding_of(text.read(HEAD)) or PLAIN.encoding)

@@ -38,7 +38,8 @@ BATCH = 1 << 24
 """Bytes of lines that are read at a time."""
 
 _READ = 1 << 18  # what is looked at again and again stays in the processor's cache
-_MARK = b"\xef\xbb\xbf"
+MARK = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8."""
 _LINE = re.compile(rb"[^\r\n]*+")
 _ENDS = np.isin(np.arange(256), list(b"\n\r"))
 
@@ -272,7 +273,7 @@ def texts(path: AnyFile, dialect: Dialect = PLAIN, left_out: Counter[Fault] | No
                 if left_out is not None:
                     left_out[Fault.LENGTH] += 1
                 continue
-            found.append(as_text(line.removesuffix(b"\n").removeprefix(_MARK)))
+            found.append(as_text(line.removesuffix(b"\n").removeprefix(MARK)))
             length += len(line)
             if length >= BATCH:
                 yield found
@@ -302,8 +303,8 @@ def _lines(block: bytes) -> Iterator[bytes]:
 
 
 def _bare(line: bytes) -> bytes:
-    while line.startswith(_MARK):
-        line = line.removeprefix(_MARK)
+    while line.startswith(MARK):
+        line = line.removeprefix(MARK)
     return line
 
 
@@ -315,7 +316,7 @@ class _Closed:
 
     def __call__(self, block: bytes) -> bool:
         if not block.isascii():
-            if any(start + _MARK in block for start in (b"\n", b"\r")) or block.startswith(_MARK):
+            if any(start + MARK in block for start in (b"\n", b"\r")) or block.startswith(MARK):
                 return False
             try:
                 block.decode()

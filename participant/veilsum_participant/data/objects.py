@@ -16,12 +16,14 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable, raising
-from veilsum_node.identity.files import read_private
-from veilsum_node.phrases import unreadable
+from veilsum_node.identity.files import read_file, read_private
 from veilsum_participant.settings.query import Bucket
 
 _FETCH = 1 << 22
 """Bytes of an object that are fetched at a time, where they are read in order."""
+
+_CERTIFICATES = 1 << 24
+"""Bytes of the largest file of certificates."""
 
 _AWAY = ("NETWORK_CONNECTION", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "THROTTLING", "INTERNAL_FAILURE", "REQUEST_TIMEOUT")
 """Words of the client for what passes by itself."""
@@ -114,10 +116,7 @@ def _filesystem(bucket: Bucket) -> Any:
         parts = urlsplit(bucket.endpoint)
         named |= {"scheme": parts.scheme, "endpoint_override": parts.netloc}
     if bucket.ca_file is not None:
-        try:
-            bucket.ca_file.open("rb").close()
-        except OSError as error:
-            raise ConfigurationError(f"The certificates {bucket.ca_file}: {unreadable(error)}.", "Check `ca_file`.") from error
+        read_file(bucket.ca_file, "file of the store's certificates", advice="Check `ca_file`.", most=_CERTIFICATES)
         named["tls_ca_file_path"] = str(bucket.ca_file)
     if bucket.key_file is not None:
         with raising(ConfigurationError(f"The S3 key {bucket.key_file} is not ASCII text."), on=UnicodeDecodeError):

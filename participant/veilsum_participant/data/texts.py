@@ -6,8 +6,6 @@ none if there is no text; what one text holds changes no other record.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections import Counter
 from enum import StrEnum
 from functools import lru_cache
@@ -18,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from veilsum_node.errors import ConfigurationError, raising
-from veilsum_node.phrases import unreadable
+from veilsum_node.identity.files import stated_file
 from veilsum_participant.data.reader import missing_package
 from veilsum_participant.settings.query import Texts
 
@@ -50,16 +48,7 @@ def load_tokenizer(texts: Texts) -> Any:
 def _loaded(path: Path, sha256: str) -> Any:
     with raising(missing_package("sentencepiece", "texts"), on=ImportError):
         from sentencepiece import SentencePieceProcessor
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: the tokenizer {unreadable(error)}.", _ADVICE) from error
-    if len(data) > MAX_BYTES:
-        raise ConfigurationError(f"{path}: is larger than {MAX_BYTES >> 20} MiB.", _ADVICE)
-    found = hashlib.sha256(data).hexdigest()
-    if not hmac.compare_digest(found, sha256):
-        raise ConfigurationError(f"{path}: its SHA-256 is {found}; `sha256` states {sha256}.", _ADVICE)
+    data = stated_file(path, "tokenizer", sha256, by="`sha256` states", advice=_ADVICE, most=MAX_BYTES)
     try:
         processor = SentencePieceProcessor(model_proto=data)
         processor.encode("")

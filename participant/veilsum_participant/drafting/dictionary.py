@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from veilsum_node.errors import DataError
-from veilsum_node.phrases import unreadable
+from veilsum_node.errors import ConfigurationError, DataError, told_as
+from veilsum_node.identity.files import read_file
 from veilsum_participant.drafting.draft import MAX_CATEGORIES, MAX_NAME, NUMBER, Drafted, SchemaDraft, checked_draft
 from veilsum_privacy.study.codes import recognised
 
@@ -84,13 +84,8 @@ def draft_dictionary(path: Path) -> SchemaDraft:
 
 def _dictionary(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """The variables of a dictionary by role, each with the number of the line on which it ends."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_DICTIONARY_BYTES + 1)
-    except OSError as error:
-        raise DataError(f"{path}: {unreadable(error)}.", "Check path and permissions.") from error
-    if len(data) > MAX_DICTIONARY_BYTES:
-        raise DataError(f"{path}: larger than {MAX_DICTIONARY_BYTES >> 20} MiB: no data dictionary.", _RECORDS)
+    with told_as(DataError, ConfigurationError):
+        data = read_file(path, "data dictionary", most=MAX_DICTIONARY_BYTES)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -42,14 +42,10 @@ def file_digest(path: Path) -> str:
         status = path.stat()
         return _digest(path, status.st_ino, status.st_mtime_ns, status.st_size)
     except OSError as error:
-        raise unreadable_encoder(path, error) from error
+        raise ConfigurationError(f"{path}: the encoder {unreadable(error)}.", "Check the path in [encoders].") from error
 
 
 @lru_cache(maxsize=64)
 def _digest(path: Path, *_: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def unreadable_encoder(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{path}: the encoder {unreadable(error)}.", "Check the path in [encoders].")

@@ -1,7 +1,6 @@
 """Read a dataset's schema from a TOML file. It says nothing about the data itself."""
 
 import csv
-import hashlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from veilsum_node.config import did_you_mean, read_toml, validate
 from veilsum_node.errors import ConfigurationError, raising
-from veilsum_node.phrases import unreadable
+from veilsum_node.identity.files import read_file, stated_file
 from veilsum_privacy.study.codes import MAX_CODES
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -59,15 +58,12 @@ def _with_groups(column: Any, base: Path, source: str) -> Any:
 
 def _read_groups(path: Path, sha256: str | None) -> list[dict[str, Any]]:
     """The groups of a file, in the order of their first codes."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {unreadable(error)}.", _FORM) from error
-    if len(data) > MAX_BYTES:
-        raise ConfigurationError(f"{path}: is larger than {MAX_BYTES >> 20} MiB.", _FORM)
-    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256.lower():
-        raise ConfigurationError(f"{path}: its SHA-256 is not the one that the schema states.", "Get the file that it means.")
+    if sha256 is None:
+        data = read_file(path, "file of groups", advice=_FORM, most=MAX_BYTES)
+    else:
+        data = stated_file(
+            path, "file of groups", sha256, by="the schema states", advice="Get the file that it means.", most=MAX_BYTES
+        )
     with raising(ConfigurationError(f"{path} is not CSV in UTF-8.", _FORM), on=(UnicodeDecodeError, csv.Error)):
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
     if not rows or [cell.strip().lower() for cell in rows[0]] != _HEADER:

@@ -12,13 +12,14 @@ WITH persons AS (
 conditions AS (
     SELECT
         condition_occurrence.person_id,
-        max(CASE WHEN concept_ancestor.ancestor_concept_id = 201820 THEN 1 ELSE 0 END) AS diabetes,
-        max(CASE WHEN concept_ancestor.ancestor_concept_id = 316866 THEN 1 ELSE 0 END) AS hypertension,
-        max(CASE WHEN concept_ancestor.ancestor_concept_id = 316139 THEN 1 ELSE 0 END) AS heart_failure,
-        max(CASE WHEN concept_ancestor.ancestor_concept_id = 255573 THEN 1 ELSE 0 END) AS copd
+        max(CASE WHEN 201820 IN (condition_occurrence.condition_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS diabetes,
+        max(CASE WHEN 316866 IN (condition_occurrence.condition_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS hypertension,
+        max(CASE WHEN 316139 IN (condition_occurrence.condition_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS heart_failure,
+        max(CASE WHEN 255573 IN (condition_occurrence.condition_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS copd
     FROM condition_occurrence
-    JOIN concept_ancestor ON concept_ancestor.descendant_concept_id = condition_occurrence.condition_concept_id
-    WHERE concept_ancestor.ancestor_concept_id IN (201820, 316866, 316139, 255573)
+    LEFT JOIN concept_ancestor
+        ON concept_ancestor.descendant_concept_id = condition_occurrence.condition_concept_id
+        AND concept_ancestor.ancestor_concept_id IN (201820, 316866, 316139, 255573)
     GROUP BY condition_occurrence.person_id
 )
 SELECT

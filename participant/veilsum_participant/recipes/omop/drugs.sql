@@ -11,12 +11,13 @@ WITH persons AS (
 drugs AS (
     SELECT
         drug_exposure.person_id,
-        max(CASE WHEN concept_ancestor.ancestor_concept_id = 1503297 THEN 1 ELSE 0 END) AS metformin,
-        max(CASE WHEN concept_ancestor.ancestor_concept_id = 21600713 THEN 1 ELSE 0 END) AS insulin,
-        max(CASE WHEN concept_ancestor.ancestor_concept_id = 21601855 THEN 1 ELSE 0 END) AS statin
+        max(CASE WHEN 1503297 IN (drug_exposure.drug_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS metformin,
+        max(CASE WHEN 21600713 IN (drug_exposure.drug_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS insulin,
+        max(CASE WHEN 21601855 IN (drug_exposure.drug_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS statin
     FROM drug_exposure
-    JOIN concept_ancestor ON concept_ancestor.descendant_concept_id = drug_exposure.drug_concept_id
-    WHERE concept_ancestor.ancestor_concept_id IN (1503297, 21600713, 21601855)
+    LEFT JOIN concept_ancestor
+        ON concept_ancestor.descendant_concept_id = drug_exposure.drug_concept_id
+        AND concept_ancestor.ancestor_concept_id IN (1503297, 21600713, 21601855)
     GROUP BY drug_exposure.person_id
 )
 SELECT
