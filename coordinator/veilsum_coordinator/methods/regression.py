@@ -287,14 +287,15 @@ class Regression(Method[RegressionParameters]):
                 tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly, reference)))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
-        offset = _mean_offset(study, first.values, first.noise_std)
+        offsets = _offsets(study, first.values, first.noise_std)
+        offset = offsets[0] + offsets[1] ** 2 / 2.0  # the logarithm of the mean of what they are logarithms of, if normal
         if (none := moments.no_outcome(family)) is not None:
             fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
             fit = fit_hazards(federation, first, QUERY, _steps(study), term_names(question))
         else:
             kind: families.Family = "logistic" if family == "logistic" else "poisson"
-            fit = fit_newton(federation, moments, _steps(study), kind, most, offset)
+            fit = fit_newton(federation, moments, _steps(study), kind, most, offsets)
             if not study.parameters.get("solved"):
                 fit = replace(fit, cells=None)
         infinite = moments.infinite(fit, family, most, offset=offset)
@@ -364,16 +365,16 @@ def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequ
     return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends, *entries]
 
 
-def _mean_offset(study: Study, values: Mapping[str, Floats], stds: Mapping[str, float]) -> float:
-    """The logarithm of the mean of what offsets are the logarithms of, if these are normal; 0 where there are none."""
+def _offsets(study: Study, values: Mapping[str, Floats], stds: Mapping[str, float]) -> tuple[float, float]:
+    """Mean and standard deviation of offsets; 0 where there are none."""
     found = [each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if each.query.name == OFFSET]
     if not found:
-        return 0.0
+        return 0.0, 0.0
     (question,) = found
     rows = list(question.answer(ReleasedPart(question.query, values, stds)))
     domain = question.columns.number(question.query.over[0], OFFSET)
     mean, deviation = (rows[0][name].get("value") for name in ("mean", "standard_deviation"))
-    return domain.middle if mean is None else float(mean) + float(deviation or 0.0) ** 2 / 2.0
+    return (domain.middle, 0.0) if mean is None else (float(mean), float(deviation or 0.0))
 
 
 def _check_units(parameters: RegressionParameters, question: LinearRegression) -> None:
