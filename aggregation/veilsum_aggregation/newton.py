@@ -17,6 +17,7 @@ are therefore of the step, moved by t, and are combined with sampling's by their
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -307,6 +308,41 @@ class Cells:
         return Contrast(rows, span, (above, below), other / (one + other))
 
 
+class SolvedFit(Fit):
+    """A fit whose last step is solved in the cells of the term that a figure is of.
+
+    Attributes:
+        cells: of records; None for figures of the step alone.
+    """
+
+    cells: Cells | None
+
+    @property
+    @abstractmethod
+    def last_step(self) -> tuple[Floats, Floats]:
+        """Coefficients (p,) from which the last step goes, and the step (p,)."""
+
+    def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
+        """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
+        before, step = self.last_step
+        contrast = self.cells.contrast(weights, before) if self.cells is not None and noise > 0.0 else None
+        if contrast is None:
+            return super().figure(weights, noise, sampling)
+        start, reach = float(weights @ before), Z95 * math.sqrt(noise)
+        low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
+        if math.isinf(low) and math.isinf(high):
+            return NotEstimable(
+                f"the last step, or its noise, is too long for what {self.named(weights) or 'the term'} tells",
+                "more records or epsilon, or merge the level with another",
+            )
+        value = value if math.isfinite(value) else min(max(float(weights @ self.coefficients), low), high)
+        error = math.sqrt(noise) if math.isinf(high - low) else (high - low) / 2.0 / Z95
+        half = Z95 * math.sqrt(max(sampling, 0.0))
+        below, above = math.hypot(value - low, half), math.hypot(high - value, half)
+        deviations = Z95 * abs(value) / max(below if value > 0.0 else above, 1e-300)
+        return Figure(value, error, half / Z95, value - below, value + above, math.erfc(deviations / math.sqrt(2.0)))
+
+
 @dataclass(frozen=True)
 class NewtonRelease:
     """What one release tells.
@@ -331,7 +367,7 @@ class NewtonRelease:
 
 
 @dataclass(frozen=True)
-class NewtonFit(Fit):
+class NewtonFit(SolvedFit):
     """Where the releases so far lead.
 
     Attributes:
@@ -406,25 +442,9 @@ class NewtonFit(Fit):
     def coefficients(self) -> Floats:
         return np.asarray(self.whiten @ self.point, dtype=np.float64)
 
-    def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
-        """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
-        before = self.whiten @ self.releases[-1].at
-        contrast = self.cells.contrast(weights, before) if self.cells is not None and noise > 0.0 else None
-        if contrast is None:
-            return super().figure(weights, noise, sampling)
-        start, step, reach = float(weights @ before), self.whiten @ self.step, Z95 * math.sqrt(noise)
-        low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
-        if math.isinf(low) and math.isinf(high):
-            return NotEstimable(
-                f"the last step, or its noise, is too long for what {self.named(weights) or 'the term'} tells",
-                "more records or epsilon, or merge the level with another",
-            )
-        value = value if math.isfinite(value) else min(max(float(weights @ self.coefficients), low), high)
-        error = math.sqrt(noise) if math.isinf(high - low) else (high - low) / 2.0 / Z95
-        half = Z95 * math.sqrt(max(sampling, 0.0))
-        below, above = math.hypot(value - low, half), math.hypot(high - value, half)
-        deviations = Z95 * abs(value) / max(below if value > 0.0 else above, 1e-300)
-        return Figure(value, error, half / Z95, value - below, value + above, math.erfc(deviations / math.sqrt(2.0)))
+    @property
+    def last_step(self) -> tuple[Floats, Floats]:
+        return np.asarray(self.whiten @ self.releases[-1].at), np.asarray(self.whiten @ self.step)
 
     @property
     def influence(self) -> Floats:

@@ -147,7 +147,7 @@ class RegressionParameters(Frozen):
             site discloses its own noised score; or ``robust``, which hold where the outcome's variance is not the family's,
             for one more release. Not of ``cox``. By default ``robust`` of an event by ``linear``, whose variance follows the
             risk, and of ``poisson``; else of the ``model``.
-        solved: whether intervals of odds and rates are of the last step solved in the cells that a term tells apart
+        solved: whether intervals of ratios are of the last step solved in the cells that a term tells apart
             (:class:`veilsum_aggregation.newton.Cells`), the default, or of the step alone, as they were.
     """
 
@@ -182,7 +182,7 @@ class Regression(Method[RegressionParameters]):
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
 
     def resolve(self, parameters: RegressionParameters, inputs: Inputs) -> RegressionParameters:
-        if parameters.solved is None and parameters.family in RATIOS and parameters.family != "cox":
+        if parameters.solved is None and parameters.family in RATIOS:
             parameters = parameters.model_copy(update={"solved": True})
         if parameters.errors is not None:
             return parameters
@@ -296,11 +296,10 @@ class Regression(Method[RegressionParameters]):
         else:
             kind: families.Family = "logistic" if family == "logistic" else "poisson"
             fit = fit_newton(federation, moments, _steps(study), kind, most, offsets)
-            if not study.parameters.get("solved"):
-                fit = replace(fit, cells=None)
         infinite = moments.infinite(fit, family, most, offset=offset)
         if isinstance(fit, NewtonFit | HazardFit):
-            fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]])
+            apart = np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]]
+            fit = replace(fit, apart=apart, cells=fit.cells if study.parameters.get("solved") else None)
         if isinstance(fit, HazardFit):
             summary["queries"][0] |= fit.baseline_told
         told_infinite = moments.infinite(fit, family, most, reference, offset)
