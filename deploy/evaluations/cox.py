@@ -18,7 +18,6 @@ from evaluations.exposures import ends_of
 from evaluations.studies import Sums, complete_records, study_of
 from evaluations.tables import print_table, run_options
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Z95
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -75,7 +74,8 @@ def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:
                     off.append(row["log"].get("value", row.get("without_interval", math.nan)) - value)
                     if "value" in row["log"]:
                         told += 1
-                        covered.append(row["log"]["low"] <= value <= row["log"]["high"])
+                        low, high = ends_of(row["log"])
+                        covered.append(low <= value <= high)
             share = f"{np.mean(covered):.3f}" if told > len(off) // 4 else "–"
             alone = math.sqrt(float(np.mean(errors**2)) * len(features) / n)
             error = math.sqrt(np.mean(np.square(off)))
@@ -121,6 +121,7 @@ def follow_up_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
             base = base_of(shape, slope)
             for epsilon in (3.0, 8.0):
                 study, off, errors, plain = study_of("regression", schema, RECORDS, epsilon, parameters=asked), [], [], []
+                covers = []
                 for _ in range(runs):
                     terms, times, event = made_up(shape, slope, base, RECORDS, rng)
                     scaled = [(terms[:, 0] - 20) / 35 - 1, terms[:, 1] * 2 - 1, times / (YEARS / 2) - 1, event == 0.0, event]
@@ -131,9 +132,10 @@ def follow_up_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
                     plain.append(lifelines_fit(terms, times, event)[0] - TRUTH)
                     if all("value" in each for each in figures):
                         off.append([each["value"] - value for each, value in zip(figures, TRUTH, strict=True)])
-                        errors.append([(each["high"] - each["low"]) / 2.0 / Z95 for each in figures])
-                error = np.mean(errors, axis=0)
-                covered = np.mean(np.abs(off) <= Z95 * np.array(errors), axis=0)
+                        errors.append([math.hypot(each["noise_error"], each["sampling_error"]) for each in figures])
+                        ends = zip(map(ends_of, figures), TRUTH, strict=True)
+                        covers.append([low <= value <= high for (low, high), value in ends])
+                error, covered = np.mean(errors, axis=0), np.mean(covers, axis=0)
                 bias, exact = np.mean(off, axis=0) / error, np.mean(plain, axis=0) / error
                 cells = [*(f"{each:.3f}" for each in covered), f"{len(off) / runs:.0%}", *(f"{each:+.2f}" for each in bias)]
                 cells += [f"{each:+.2f}" for each in exact]
