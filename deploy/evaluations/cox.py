@@ -142,7 +142,7 @@ def follow_up_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
                 yield f"| {shape:g} | {name} | {epsilon:g} | {' | '.join(cells)} |"
 
 
-RARE, RATIOS, HAZARD = 0.05, (0.3, 0.4, 0.5), -2.3
+RARE, RATIOS, HAZARD = 0.05, (0.3, 0.4, 0.5), -1.2
 """Share of the rare level, log hazard ratios, and the log hazard of ten years: about 15% have the event."""
 
 RARE_SIZES = ((1000, 3.0), (1000, 8.0), (4000, 1.0))
