@@ -29,13 +29,15 @@ from veilsum_aggregation.newton import (
     OLD_INFORMATION,
     OLD_SCORE,
     WEAKEST,
+    Cells,
+    SolvedFit,
     limited,
     nothing,
     release_shares,
     unconverged,
     without,
 )
-from veilsum_aggregation.regression import Fit, told_directions, too_weak
+from veilsum_aggregation.regression import told_directions, too_weak
 
 STEPS = 8
 """Newton steps along the baseline at one release: four settle a shape whose log is .9 off (`tests/unit/test_cox.py`)."""
@@ -170,7 +172,7 @@ class HazardRelease:
 
 
 @dataclass(frozen=True)
-class HazardFit(Fit):
+class HazardFit(SolvedFit):
     """Where the releases so far lead. The first coefficient, a constant's, is 0: it is part of the baseline.
 
     Attributes:
@@ -178,7 +180,8 @@ class HazardFit(Fit):
         releases: in order, one or more.
         length: C of the last release.
         names: of the coefficients.
-        apart: as of :class:`~veilsum_aggregation.newton.NewtonFit`.
+        apart, cells: as of :class:`~veilsum_aggregation.newton.NewtonFit`; events of a cell are counts, of a mean that is its
+            hazards' sum over time.
     """
 
     model: HazardModel
@@ -186,6 +189,7 @@ class HazardFit(Fit):
     length: float = 1.0
     names: tuple[str, ...] = ()
     apart: Floats = field(default_factory=nothing)
+    cells: Cells | None = None
 
     @property
     def untold(self) -> Floats:
@@ -311,6 +315,12 @@ class HazardFit(Fit):
     def coefficients(self) -> Floats:
         gamma = self.point[self.model.q :]
         return np.concatenate([[0.0], self.model.whiten @ gamma])
+
+    @property
+    def last_step(self) -> tuple[Floats, Floats]:
+        """With a constant that makes the linear predictor 0 at the centre, of which the baseline is, solved apart."""
+        q, centred = self.model.q, np.concatenate([[-self.model.centre @ self.model.whiten], self.model.whiten])
+        return np.asarray(centred @ self.releases[-1].at[q:]), np.asarray(centred @ self.step[q:])
 
     @property
     def baseline(self) -> Floats:

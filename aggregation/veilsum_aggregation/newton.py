@@ -17,6 +17,7 @@ are therefore of the step, moved by t, and are combined with sampling's by their
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,6 +41,9 @@ farther from the end."""
 
 NOISY_STEPS = 3
 """Releases of a study with noise. Results of studies without, of so many releases, are computed as they were."""
+
+LONGEST_MOVE, HALVINGS = 100.0, 60
+"""How far the linear predictor of a cell is followed, and how often that is halved to find where it goes."""
 
 LONGEST_STEP = 2.0
 """Radius in gamma of one step: at 1 a typical record's linear predictor changes by 1."""
@@ -151,34 +155,87 @@ def without(step: Floats, whiten: Floats, apart: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """Records that a term does not tell apart, at the point from which a step goes.
+
+    Attributes:
+        family: of the regression.
+        at: mean of their linear predictor, offsets and all.
+        spread: its standard deviation, where a mean has a bound: the part of them whose mean is at the bound does not move.
+        most: M, the largest mean of counts.
+    """
+
+    family: Family
+    at: float
+    spread: float = 0.0
+    most: float = math.inf
+
+    @cached_property
+    def mean(self) -> float:
+        """q of events; of counts what one record is expected to have, :meth:`_expected`."""
+        return float(mean_of("logistic", np.array(self.at), 1.0)[0]) if self.family == "logistic" else self._expected(self.at)
+
+    @property
+    def variance(self) -> float:
+        return self.mean * (1.0 - self.mean) if self.family == "logistic" else self.mean
+
+    def _expected(self, at: float) -> float:
+        """E min(exp X, M) of a normal X of mean ``at``: exp(at + s^2 / 2) Phi(a - s) + M Phi(-a), a = (log M - at) / s."""
+        if math.isinf(self.most) or self.spread == 0.0:
+            return min(math.exp(at + self.spread**2 / 2.0), self.most)
+        away = (math.log(self.most) - at) / self.spread
+        below = math.exp(at + self.spread**2 / 2.0) * _normal(away - self.spread)
+        return min(below + self.most * _normal(-away), self.most)
+
+    def moved(self, x: float) -> float:
+        """t(x), for a Newton step x of the linear predictor; infinite where it leads to no events, or to nothing else."""
+        if self.family == "logistic":
+            top, bottom = 1.0 + (1.0 - self.mean) * x, 1.0 - self.mean * x
+            return -math.inf if top <= 0.0 else math.inf if bottom <= 0.0 else math.log(top / bottom)
+        if x <= -1.0:
+            return -math.inf
+        if math.isinf(self.most):
+            return math.log1p(x)
+        wanted = self.mean * (1.0 + x)
+        if wanted >= self.most:
+            return math.inf
+        low = math.log(wanted) - self.spread**2 / 2.0  # without the bound; nowhere above the solution
+        width = 1.0
+        while self._expected(low + width) < wanted and width < LONGEST_MOVE:
+            width *= 2.0
+        for _ in range(HALVINGS):
+            width /= 2.0
+            low += width if self._expected(low + width) <= wanted else 0.0
+        return low - self.at
+
+
+def _normal(z: float) -> float:
+    """Phi(z)."""
+    return math.erfc(-z / math.sqrt(2.0)) / 2.0
+
+
+@dataclass(frozen=True)
 class Contrast:
     """A combination of coefficients as the difference between the linear predictors of two cells of records.
 
     Attributes:
         rows: mean terms of the cell above and of the one below, (2, p).
         span: the difference, in units of the combination.
-        means: q of both, at the point from which the step goes; 0 of counts.
+        cells: both, above and below.
         share: of the step's error the part that is the cell's above: the larger, the less information it has.
     """
 
     rows: Floats
     span: float
-    means: tuple[float, float]
+    cells: tuple[Cell, Cell]
     share: float
 
     def solved(self, step: Floats, error: float) -> float:
         """What a Newton step (p,) leads to, if its combination is ``error`` more; infinite where a cell would have no events,
         or nothing else."""
-        (above, below), (one, other), off = self.means, self.rows @ step, error * self.span
-        return (_cell_move(one + self.share * off, above) - _cell_move(other + (self.share - 1.0) * off, below)) / self.span
-
-
-def _cell_move(x: float, q: float) -> float:
-    """t(x)."""
-    top, bottom = 1.0 + (1.0 - q) * x, 1.0 - q * x
-    if top <= 0.0:
-        return -math.inf
-    return math.inf if bottom <= 0.0 else math.log(top / bottom)
+        (one, other), off = self.rows @ step, error * self.span
+        above, below = self.cells
+        return (above.moved(one + self.share * off) - below.moved(other + (self.share - 1.0) * off)) / self.span
 
 
 @dataclass(frozen=True)
@@ -189,11 +246,15 @@ class Cells:
         family: of the regression.
         gram: A (p, p) of (1, terms), terms in [-1, 1].
         categories: places of the terms that are levels of one category, whose first level has none.
+        most: M, the largest mean of counts.
+        offset: mean and standard deviation of what records' offsets add to the linear predictor.
     """
 
     family: Family
     gram: Floats
     categories: tuple[tuple[int, ...], ...] = ()
+    most: float = math.inf
+    offset: tuple[float, float] = (0.0, 0.0)
 
     def contrast(self, weights: Floats, at: Floats) -> Contrast | None:
         """A combination (p,) at coefficients (p,): of two levels, or of a number; None of any other.
@@ -218,7 +279,7 @@ class Cells:
         rows[:, place] += [spread * math.sqrt((1.0 - share) / share), -spread * math.sqrt(share / (1.0 - share))]
         if weights[place] < 0.0:
             rows, share = rows[::-1], 1.0 - share
-        return self._between(rows, weights, at, (share * total, (1.0 - share) * total))
+        return self._between(rows, weights, at, [int(place)], (share * total, (1.0 - share) * total))
 
     def _of_levels(self, weights: Floats, at: Floats, mean: Floats, places: list[int], total: float) -> Contrast | None:
         """The first level, which has no place, stands last."""
@@ -230,16 +291,56 @@ class Cells:
         pair = [int(above[0]), int(below[0])]
         rows = np.array([mean, mean])
         rows[:, places] = np.eye(len(own))[pair, :-1]
-        return self._between(rows, weights, at, (max(float(sizes[pair[0]]), 1.0), max(float(sizes[pair[1]]), 1.0)))
+        numbers = max(float(sizes[pair[0]]), 1.0), max(float(sizes[pair[1]]), 1.0)
+        return self._between(rows, weights, at, places, numbers)
 
-    def _between(self, rows: Floats, weights: Floats, at: Floats, numbers: tuple[float, float]) -> Contrast:
-        """Of cells of so many records."""
-        etas = np.clip(rows @ at, -30.0, 30.0)
-        means, variances = mean_of(self.family, etas, math.inf)
-        above, below = np.array(numbers) * np.maximum(variances, 1e-12)
-        ends = (float(means[0]), float(means[1])) if self.family == "logistic" else (0.0, 0.0)
+    def _between(self, rows: Floats, weights: Floats, at: Floats, places: list[int], numbers: tuple[float, float]) -> Contrast:
+        """Of cells of so many records, in which the terms at ``places`` do not vary."""
+        others, number = np.array(at), max(float(self.gram[0, 0]), 1.0)
+        others[places] = 0.0
+        mean, square = float(self.gram[0] @ others) / number, float(others @ self.gram @ others) / number
+        spread = math.sqrt(max(square - mean**2, 0.0) + self.offset[1] ** 2)
+        above, below = (
+            Cell(self.family, float(np.clip(row @ at + self.offset[0], -30.0, 30.0)), spread, self.most) for row in rows
+        )
+        one, other = (size * max(cell.variance, 1e-12) for size, cell in zip(numbers, (above, below), strict=True))
         span = float((rows[0] - rows[1]) @ weights) / float(weights @ weights)
-        return Contrast(rows, span, ends, float(below / (above + below)))
+        return Contrast(rows, span, (above, below), other / (one + other))
+
+
+class SolvedFit(Fit):
+    """A fit whose last step is solved in the cells of the term that a figure is of.
+
+    Attributes:
+        cells: of records; None for figures of the step alone.
+    """
+
+    cells: Cells | None
+
+    @property
+    @abstractmethod
+    def last_step(self) -> tuple[Floats, Floats]:
+        """Coefficients (p,) from which the last step goes, and the step (p,)."""
+
+    def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
+        """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
+        before, step = self.last_step
+        contrast = self.cells.contrast(weights, before) if self.cells is not None and noise > 0.0 else None
+        if contrast is None:
+            return super().figure(weights, noise, sampling)
+        start, reach = float(weights @ before), Z95 * math.sqrt(noise)
+        low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
+        if math.isinf(low) and math.isinf(high):
+            return NotEstimable(
+                f"the last step, or its noise, is too long for what {self.named(weights) or 'the term'} tells",
+                "more records or epsilon, or merge the level with another",
+            )
+        value = value if math.isfinite(value) else min(max(float(weights @ self.coefficients), low), high)
+        error = math.sqrt(noise) if math.isinf(high - low) else (high - low) / 2.0 / Z95
+        half = Z95 * math.sqrt(max(sampling, 0.0))
+        below, above = math.hypot(value - low, half), math.hypot(high - value, half)
+        deviations = Z95 * abs(value) / max(below if value > 0.0 else above, 1e-300)
+        return Figure(value, error, half / Z95, value - below, value + above, math.erfc(deviations / math.sqrt(2.0)))
 
 
 @dataclass(frozen=True)
@@ -266,7 +367,7 @@ class NewtonRelease:
 
 
 @dataclass(frozen=True)
-class NewtonFit(Fit):
+class NewtonFit(SolvedFit):
     """Where the releases so far lead.
 
     Attributes:
@@ -341,25 +442,9 @@ class NewtonFit(Fit):
     def coefficients(self) -> Floats:
         return np.asarray(self.whiten @ self.point, dtype=np.float64)
 
-    def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
-        """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
-        before = self.whiten @ self.releases[-1].at
-        contrast = self.cells.contrast(weights, before) if self.cells is not None and noise > 0.0 else None
-        if contrast is None:
-            return super().figure(weights, noise, sampling)
-        start, step, reach = float(weights @ before), self.whiten @ self.step, Z95 * math.sqrt(noise)
-        low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
-        if math.isinf(low) and math.isinf(high):
-            return NotEstimable(
-                f"the last step, or its noise, is too long for what {self.named(weights) or 'the term'} tells",
-                "more records or epsilon, or merge the level with another",
-            )
-        value = value if math.isfinite(value) else min(max(float(weights @ self.coefficients), low), high)
-        error = math.sqrt(noise) if math.isinf(high - low) else (high - low) / 2.0 / Z95
-        half = Z95 * math.sqrt(max(sampling, 0.0))
-        below, above = math.hypot(value - low, half), math.hypot(high - value, half)
-        deviations = Z95 * abs(value) / max(below if value > 0.0 else above, 1e-300)
-        return Figure(value, error, half / Z95, value - below, value + above, math.erfc(deviations / math.sqrt(2.0)))
+    @property
+    def last_step(self) -> tuple[Floats, Floats]:
+        return np.asarray(self.whiten @ self.releases[-1].at), np.asarray(self.whiten @ self.step)
 
     @property
     def influence(self) -> Floats:

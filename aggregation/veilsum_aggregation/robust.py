@@ -4,7 +4,8 @@ With the change U s of the coefficients for a score s, and M the sum of s s' ove
 whatever the variance of the outcome at each record, n / (n - p) times as much in small samples (HC1 of MacKinnon and White
 1985). M is released with isotropic noise, standard deviation t on the diagonal and t / sqrt 2 beside it, so a variance
 w'U M U'w has noise of t |U'w|^2. As the residual variance of a linear fit, it is taken one standard error above its
-estimate, so that no interval is short because noise made it so; where that is more than half of it, it is not told.
+estimate, so that no interval is short because noise made it so; where that is more than half of what the interval is made
+of, the noise of the coefficient among it, it is not told.
 
 Of odds and rates U is the inverse of the released information, whose records have the weights of their scores.
 """
@@ -20,7 +21,8 @@ from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.regression import Fit
 
 MOST_NOISE = 0.5
-"""Noise of a robust variance, as a share of what is taken of it, up to which it is told."""
+"""Noise of a robust variance, as a share of the variance that the interval has, up to which it is told. Of the robust variance
+alone it would choose among results: that is larger where the noise of the scores led away from the records."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class RobustFit(Fit):
             return drowned
         noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
         direction = self.influence.T @ weights
-        if self._correction * self.std * float(direction @ direction) > MOST_NOISE * sampling > 0.0:
+        if self._correction * self.std * float(direction @ direction) > MOST_NOISE * (noise + sampling) > 0.0:
             return NotEstimable(
                 "the robust variance is within its noise", "more records or epsilon, fewer terms, or the model's errors"
             )

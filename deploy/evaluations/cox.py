@@ -2,7 +2,8 @@
 
 Records are drawn with replacement from gbsg2 (686 women with breast cancer) and rossi (432 released prisoners), which come
 with lifelines, so that the truth is what lifelines fits to the data set itself; ties are Efron's there. With --follow-up
-records are made up: about 1,000 with about 150 events, Weibull hazards, and follow-up that depends on the terms.
+records are made up: about 1,000 with about 150 events, Weibull hazards, and follow-up that depends on the terms. With --rare
+they are made up as well: a number, an arm, and a level that a twentieth has, of whose hazards the ratios are known.
 """
 
 import math
@@ -13,10 +14,10 @@ import pandas as pd
 from lifelines import CoxPHFitter
 from lifelines.datasets import load_gbsg2, load_rossi
 
+from evaluations.exposures import ends_of
 from evaluations.studies import Sums, complete_records, study_of
 from evaluations.tables import print_table, run_options
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Z95
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -73,7 +74,8 @@ def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:
                     off.append(row["log"].get("value", row.get("without_interval", math.nan)) - value)
                     if "value" in row["log"]:
                         told += 1
-                        covered.append(row["log"]["low"] <= value <= row["log"]["high"])
+                        low, high = ends_of(row["log"])
+                        covered.append(low <= value <= high)
             share = f"{np.mean(covered):.3f}" if told > len(off) // 4 else "–"
             alone = math.sqrt(float(np.mean(errors**2)) * len(features) / n)
             error = math.sqrt(np.mean(np.square(off)))
@@ -119,6 +121,7 @@ def follow_up_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
             base = base_of(shape, slope)
             for epsilon in (3.0, 8.0):
                 study, off, errors, plain = study_of("regression", schema, RECORDS, epsilon, parameters=asked), [], [], []
+                covers = []
                 for _ in range(runs):
                     terms, times, event = made_up(shape, slope, base, RECORDS, rng)
                     scaled = [(terms[:, 0] - 20) / 35 - 1, terms[:, 1] * 2 - 1, times / (YEARS / 2) - 1, event == 0.0, event]
@@ -129,20 +132,61 @@ def follow_up_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
                     plain.append(lifelines_fit(terms, times, event)[0] - TRUTH)
                     if all("value" in each for each in figures):
                         off.append([each["value"] - value for each, value in zip(figures, TRUTH, strict=True)])
-                        errors.append([(each["high"] - each["low"]) / 2.0 / Z95 for each in figures])
-                error = np.mean(errors, axis=0)
-                covered = np.mean(np.abs(off) <= Z95 * np.array(errors), axis=0)
+                        errors.append([math.hypot(each["noise_error"], each["sampling_error"]) for each in figures])
+                        ends = zip(map(ends_of, figures), TRUTH, strict=True)
+                        covers.append([low <= value <= high for (low, high), value in ends])
+                error, covered = np.mean(errors, axis=0), np.mean(covers, axis=0)
                 bias, exact = np.mean(off, axis=0) / error, np.mean(plain, axis=0) / error
                 cells = [*(f"{each:.3f}" for each in covered), f"{len(off) / runs:.0%}", *(f"{each:+.2f}" for each in bias)]
                 cells += [f"{each:+.2f}" for each in exact]
                 yield f"| {shape:g} | {name} | {epsilon:g} | {' | '.join(cells)} |"
 
 
+RARE, RATIOS, HAZARD = 0.05, (0.3, 0.4, 0.5), -1.2
+"""Share of the rare level, log hazard ratios, and the log hazard of ten years: about 15% have the event."""
+
+RARE_SIZES = ((1000, 3.0), (1000, 8.0), (4000, 1.0))
+"""Records and epsilon."""
+
+
+def rare_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
+    """Of each term the share told, covered, with the truth below and above the interval, and with an open end."""
+    levels = (CategoryColumn(name=name, categories=("no", "yes")) for name in ("arm", "rare", "end"))
+    numbers = NumberColumn(name="age", low=-1, high=1), NumberColumn(name="time", low=0, high=YEARS)
+    asked = {"family": "cox", "outcome": "time", "event": "end", "censored": ["no"], "over": ["age", "arm", "rare"]}
+    schema = DatasetSchema(columns=(*numbers, *levels), max_records=10_000)
+    for n, epsilon in RARE_SIZES:
+        study, ends = study_of("regression", schema, n, epsilon, parameters=asked), []
+        for _ in range(runs):
+            age, arm, rare = np.clip(0.4 * rng.normal(size=n), -1, 1), rng.random(n) < 0.5, rng.random(n) < RARE
+            left = 5.0 * rng.exponential(size=n)
+            died = YEARS * rng.exponential(size=n) / np.exp(HAZARD + np.column_stack([age, arm, rare]) @ RATIOS)
+            event, time = (died <= left) & (died < YEARS), np.minimum(np.minimum(died, left), YEARS)
+            records = complete_records(
+                np.column_stack([age, time / (YEARS / 2) - 1, ~arm, arm, ~rare, rare, ~event, event]).astype(np.float64)
+            )
+            summary = METHODS["regression"].run(Sums(study, records, rng)).summary
+            ends.append([ends_of(row["log"]) for row in summary["coefficients"][-3:]])
+        low, high = np.moveaxis(np.array(ends, dtype=np.float64), -1, 0)
+        for place, (name, value) in enumerate(zip(("age", "arm", "rare"), RATIOS, strict=True)):
+            own = ~np.isnan(low[:, place])
+            one, other = low[own, place], high[own, place]
+            shares = np.array([(one <= value) & (other >= value), other < value, one > value, np.isinf(other - one)]).mean(
+                axis=1
+            )
+            yield f"| {name} | {epsilon:g} | {n:,} | {own.mean():.2f} | {' | '.join(f'{each:.3f}' for each in shares)} |"
+
+
 def main() -> None:
     """Print the table."""
     parser = run_options("cox", __doc__, 200)
     parser.add_argument("--follow-up", action="store_true", help="made-up records whose follow-up depends on the terms")
+    parser.add_argument("--rare", action="store_true", help="made-up records of which a twentieth has a level")
     options = parser.parse_args()
+    if options.rare:
+        heads = ["term", "epsilon", "records", "told", "covered", "lies above", "lies below", "open"]
+        print_table(heads, rare_rows(options.runs, np.random.default_rng(options.seed)))
+        return
     if options.follow_up:
         heads = ["shape", "follow-up of older records", "epsilon", "covered: age", "arm", "told", "bias: age", "arm"]
         heads += ["lifelines' bias: age", "arm"]

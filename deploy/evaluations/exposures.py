@@ -63,7 +63,7 @@ def rows(runs: int, seed: int) -> Iterator[str]:
             study, rng, ends = study_of("regression", SCHEMA, n, epsilon, parameters=asked), np.random.default_rng(seed), []
             for _ in range(runs):
                 summary = METHODS["regression"].run(Sums(study, drawn(exposure, n, rng), rng)).summary
-                ends.append([_ends(row["log"]) for row in summary["coefficients"][1:]])
+                ends.append([ends_of(row["log"]) for row in summary["coefficients"][1:]])
             low, high = np.moveaxis(np.array(ends, dtype=np.float64), -1, 0)  # (runs, terms)
             told, covered = ~np.isnan(low), (low <= TRUTH) & (high >= TRUTH)
             share = covered.sum(axis=0) / np.maximum(told.sum(axis=0), 1)
@@ -72,7 +72,8 @@ def rows(runs: int, seed: int) -> Iterator[str]:
             yield f"| {exposure} | {epsilon:g} | {n:,} | {' | '.join(cells)} |"
 
 
-def _ends(figure: dict[str, float | None]) -> tuple[float, float]:
+def ends_of(figure: dict[str, float | None]) -> tuple[float, float]:
+    """Both ends of a figure's interval, infinite where they are open; no numbers where it is not estimable."""
     if "value" not in figure:
         return math.nan, math.nan
     low, high = figure["low"], figure["high"]

@@ -17,7 +17,9 @@ from veilsum.exports import to_csv
 from veilsum.pictures import Drawn, plot
 from veilsum.plan import plan_study
 from veilsum_aggregation.baselines import MOST_PERIODS, Baseline, LifeTable, first_baseline, log_shape
+from veilsum_aggregation.figures import Figure
 from veilsum_aggregation.hazards import HazardFit, HazardModel, HazardRelease
+from veilsum_aggregation.newton import Cells
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.computation.looking import task_rows
@@ -402,6 +404,42 @@ def test_a_step_of_the_shape_alone_is_exact_however_far_it_goes(apart: float) ->
     assert found == pytest.approx(best, abs=1e-4)
     linear = np.linalg.solve(HazardFit(model, (release,))._matrix, HazardFit(model, (release,))._score[0])
     assert np.abs(at + linear - best).max() > 0.02  # which a step by the slope alone does not find
+
+
+@pytest.mark.parametrize("apart", [-0.8, 0.5, 1.2])
+def test_a_step_of_a_rare_level_is_solved_in_its_cells(apart: float) -> None:
+    """One piece of time, 40 and 960 records: the log ratio of events over time at risk, from any point, in closed form."""
+    followed, died = np.array([700.0, 25.0]), np.array([140.0, 9.0])
+    exact = math.log(died[1] / followed[1] * followed[0] / died[0])
+    level = math.log(died.sum() / (followed @ np.exp([0.0, exact + apart])))
+    rates = followed * np.exp([level, level + exact + apart])
+    x = np.array([0.0, 1.0]) - rates[1] / rates.sum()
+    baseline = Baseline(
+        np.array([0.0, 1.0]), np.zeros(1), np.ones((1, 1)), np.array([died.sum()]), np.zeros(1), 1, unit=1.0
+    )  # fmt: skip
+    at = np.array([level + (rates[1] / rates.sum()) * (exact + apart), exact + apart])
+    model = HazardModel(np.eye(1), np.array([rates[1] / rates.sum()]), baseline, at)
+    release = HazardRelease(
+        at=at,
+        hazards=np.array([(died - rates).sum()]),
+        score=np.array([x @ (died - rates)]),
+        cross=np.array([[x @ rates]]),
+        information=np.array([[x**2 @ rates]]),
+        hazard_std=0.0,
+        score_std=0.0,
+        cross_std=0.0,
+        information_std=0.0,
+    )
+    cells = Cells("poisson", np.array([[1000.0, 40.0], [40.0, 40.0]]), ((1,),))
+    weights, fit = np.array([0.0, 1.0]), HazardFit(model, (release,), cells=cells)
+    found = fit.figure(weights, 1e-12, 0.1)
+    assert isinstance(found, Figure)
+    assert found.value == pytest.approx(exact, abs=1e-6)
+    assert abs(float(fit.coefficients[1]) - exact) > 0.05  # which a plain step does not find
+    with_noise = fit.figure(weights, 0.5, 0.0)
+    assert isinstance(with_noise, Figure)
+    assert with_noise.low < exact < with_noise.high
+    assert with_noise.value - with_noise.low > with_noise.high - with_noise.value
 
 
 def test_without_noise_hazards_are_constant_in_periods_and_the_result_says_how_many() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import optimize, stats
 
 from support.neighbours import check_rows_stand_alone
 from support.rows import cells_of
@@ -443,6 +444,36 @@ def test_a_step_solved_in_its_cells_is_the_exact_solution(family: Any, mean: flo
         assert at[1] + contrast.solved(step, 0.0) == pytest.approx(truth[1], abs=1e-9)
         assert contrast.share == pytest.approx((variance * sizes)[0] / (variance * sizes).sum())
         assert contrast.solved(step, -50.0) == -np.inf
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.4, 1.1])
+def test_a_cell_of_counts_is_solved_where_means_are_at_their_bound(spread: float) -> None:
+    """Exposures of 20,000 quantiles of a lognormal and a bound that a tenth to nearly all of them reach at the point: scipy's
+    root of sum (y - min(mu, M)) is where the step leads, not the logarithm of 1 + x."""
+    drawn = stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000) * spread
+    most, truth = 5.0, 0.4
+    y = np.minimum(np.exp(drawn + truth), most).mean()
+    for at in (-0.5, 0.4, 1.5, 2.5, 4.0):
+        mean = np.minimum(np.exp(drawn + at), most).mean()
+        cell, x = newton.Cell("poisson", at, spread, most), (y - mean) / mean
+        assert cell.mean == pytest.approx(mean, rel=1e-3)
+        exact = optimize.brentq(lambda t: np.minimum(np.exp(drawn + t), most).mean() - y, -5.0, 5.0)
+        assert at + cell.moved(x) == pytest.approx(exact, abs=3e-3)
+        assert newton.Cell("poisson", at, spread).moved(x) == pytest.approx(math.log1p(x))
+        assert cell.moved(-1.0) == -math.inf
+        assert cell.moved(most / cell.mean - 1.0 + 1e-9) == math.inf  # more than the bound in every record
+
+
+def test_what_varies_in_a_cell_is_the_other_terms_and_the_offset() -> None:
+    rng, at = np.random.default_rng(0), np.array([0.1, 0.8, -0.5, 0.7])
+    x = np.column_stack([np.ones(4000), rng.uniform(-1, 1, 4000), rng.random((4000, 1)) < np.array([[0.3, 0.1]])])
+    cells = newton.Cells("poisson", x.T @ x, ((2, 3),), 9.0, (2.0, 0.6))
+    level, number = (cells.contrast(np.eye(4)[place], at) for place in (2, 1))
+    assert level is not None
+    assert number is not None
+    assert level.cells[0].spread == pytest.approx(math.hypot(np.std(x[:, 1] * at[1]), 0.6))
+    assert number.cells[0].spread == pytest.approx(math.hypot(np.std(x[:, 2:] @ at[2:]), 0.6))
+    assert level.cells[0].at == pytest.approx(2.0 + at[0] + at[1] * x[:, 1].mean() + at[2])
 
 
 def test_a_number_that_is_an_indicator_is_solved_as_its_level() -> None:

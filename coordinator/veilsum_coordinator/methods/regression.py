@@ -147,7 +147,7 @@ class RegressionParameters(Frozen):
             site discloses its own noised score; or ``robust``, which hold where the outcome's variance is not the family's,
             for one more release. Not of ``cox``. By default ``robust`` of an event by ``linear``, whose variance follows the
             risk, and of ``poisson``; else of the ``model``.
-        solved: whether intervals of odds and rates are of the last step solved in the cells that a term tells apart
+        solved: whether intervals of ratios are of the last step solved in the cells that a term tells apart
             (:class:`veilsum_aggregation.newton.Cells`), the default, or of the step alone, as they were.
     """
 
@@ -182,7 +182,7 @@ class Regression(Method[RegressionParameters]):
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
 
     def resolve(self, parameters: RegressionParameters, inputs: Inputs) -> RegressionParameters:
-        if parameters.solved is None and parameters.family in RATIOS and parameters.family != "cox":
+        if parameters.solved is None and parameters.family in RATIOS:
             parameters = parameters.model_copy(update={"solved": True})
         if parameters.errors is not None:
             return parameters
@@ -287,19 +287,19 @@ class Regression(Method[RegressionParameters]):
                 tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly, reference)))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
-        offset = _mean_offset(study, first.values, first.noise_std)
+        offsets = _offsets(study, first.values, first.noise_std)
+        offset = offsets[0] + offsets[1] ** 2 / 2.0  # the logarithm of the mean of what they are logarithms of, if normal
         if (none := moments.no_outcome(family)) is not None:
             fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
             fit = fit_hazards(federation, first, QUERY, _steps(study), term_names(question))
         else:
             kind: families.Family = "logistic" if family == "logistic" else "poisson"
-            fit = fit_newton(federation, moments, _steps(study), kind, most, offset)
-            if not study.parameters.get("solved"):
-                fit = replace(fit, cells=None)
+            fit = fit_newton(federation, moments, _steps(study), kind, most, offsets)
         infinite = moments.infinite(fit, family, most, offset=offset)
         if isinstance(fit, NewtonFit | HazardFit):
-            fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]])
+            apart = np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]]
+            fit = replace(fit, apart=apart, cells=fit.cells if study.parameters.get("solved") else None)
         if isinstance(fit, HazardFit):
             summary["queries"][0] |= fit.baseline_told
         told_infinite = moments.infinite(fit, family, most, reference, offset)
@@ -364,16 +364,16 @@ def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequ
     return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends, *entries]
 
 
-def _mean_offset(study: Study, values: Mapping[str, Floats], stds: Mapping[str, float]) -> float:
-    """The logarithm of the mean of what offsets are the logarithms of, if these are normal; 0 where there are none."""
+def _offsets(study: Study, values: Mapping[str, Floats], stds: Mapping[str, float]) -> tuple[float, float]:
+    """Mean and standard deviation of offsets; 0 where there are none."""
     found = [each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if each.query.name == OFFSET]
     if not found:
-        return 0.0
+        return 0.0, 0.0
     (question,) = found
     rows = list(question.answer(ReleasedPart(question.query, values, stds)))
     domain = question.columns.number(question.query.over[0], OFFSET)
     mean, deviation = (rows[0][name].get("value") for name in ("mean", "standard_deviation"))
-    return domain.middle if mean is None else float(mean) + float(deviation or 0.0) ** 2 / 2.0
+    return (domain.middle, 0.0) if mean is None else (float(mean), float(deviation or 0.0))
 
 
 def _check_units(parameters: RegressionParameters, question: LinearRegression) -> None:

@@ -138,7 +138,7 @@ def fit_newton(
     steps: Sequence[str],
     family: families.Family,
     most: float,
-    offset: float = 0.0,
+    offsets: tuple[float, float] = (0.0, 0.0),
 ) -> NewtonFit:
     """Run the rounds of these labels; W and the first point are of the moments.
 
@@ -148,11 +148,12 @@ def fit_newton(
         steps: labels of the rounds.
         family: of the regression.
         most: the largest mean of counts.
-        offset: about what records' offsets add to the linear predictor.
+        offsets: mean and standard deviation of what records' offsets add to the linear predictor.
     """
     gram, std, grain = first.gram, first.std, first.part.grain
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
-    cells = newton.Cells(family, gram, first.question.categories)
+    cells = newton.Cells(family, gram, first.question.categories, most, offsets)
+    offset = offsets[0] + offsets[1] ** 2 / 2.0
     point, released = newton.first_point(family, gram, first.events, whiten, most, offset), list[NewtonRelease]()
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}

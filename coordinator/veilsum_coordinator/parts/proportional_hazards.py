@@ -18,7 +18,7 @@ from veilsum_aggregation.hazards import (
     longest_terms,
 )
 from veilsum_aggregation.moments import symmetric
-from veilsum_aggregation.newton import padded
+from veilsum_aggregation.newton import Cells, padded
 from veilsum_aggregation.regression import UntoldFit
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest
@@ -140,7 +140,8 @@ def fit_hazards(
         names: of the coefficients.
     """
     noise = [released_noise(federation.study, label, len(first.cohort)) for label in steps]
-    model = _model(federation.study, first.values, first.noise_std, query, noise[-1]["hazards"])
+    sums = _first_sums(federation.study, first.values, first.noise_std, query, exact=noise[-1]["hazards"] == 0.0)
+    model = first_model(sums, noise[-1]["hazards"])
     if not model.whiten.size:
         return UntoldFit(NotEstimable("no term varies"), len(names))
     point, released = model.point, list[HazardRelease]()
@@ -151,22 +152,23 @@ def fit_hazards(
         released.append(_read(release.values, release.noise_std, model, point, length))
         # on the way the shape is the life table's: early releases tell too little of it
         point = HazardFit(held, tuple(released), length, names).point
-    return HazardFit(model, tuple(released), length, names)
+    (question,) = (each for each in _questions(federation.study) if isinstance(each, LinearRegression))
+    return HazardFit(model, tuple(released), length, names, cells=Cells("poisson", sums.gram, question.categories))
 
 
 def _questions(study: Study) -> Sequence[LinearRegression | Survival]:
     return [each for each in questions_of(AgreedStudy(study).tasks[0].task) if isinstance(each, LinearRegression | Survival)]
 
 
-def _model(
-    study: Study, values: Mapping[str, Floats], stds: Mapping[str, float], query: str, hazard_std: float
-) -> HazardModel:
-    """Coordinates, of the first release and of the noise of the last one's hazards."""
+def _first_sums(
+    study: Study, values: Mapping[str, Floats], stds: Mapping[str, float], query: str, *, exact: bool
+) -> FirstSums:
+    """What the first release told; ``exact`` where there is no noise."""
     (ends,) = (each for each in _questions(study) if isinstance(each, Survival))
     moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
     gram = moments[:-1, :-1]
     (terms,) = (each for each in _questions(study) if isinstance(each, LinearRegression))
-    grain = 0.5 / terms.query.scale if hazard_std == 0.0 else 0.0
+    grain = 0.5 / terms.query.scale if exact else 0.0
     edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
     entered = values.get(f"{ENTRIES}/table")
     tables = tuple(
@@ -180,14 +182,13 @@ def _model(
         )
         for place, (table, beyond) in enumerate(zip(values[f"{ENDS}/ends"], values[f"{ENDS}/beyond"], strict=True))
     )
-    sums = FirstSums(
+    return FirstSums(
         gram=gram,
         events=(moments[:-1, -1] + gram[:, 0]) / 2.0,  # an event is 1, and no event -1
         gram_std=stds[f"{query}/diagonal"],
         tables=tables,
         grain=grain,
     )
-    return first_model(sums, hazard_std)
 
 
 def _within(entered: Floats, ends: Survival) -> Floats:
