@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from veilsum_node.canonical import begin_digest, canonical, parse_canonical
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.check_words import Signed
-from veilsum_privacy.securesum.roster import Enrolment
 
 if TYPE_CHECKING:
+    from veilsum_privacy.ledger.receipts import SignedReceipt
     from veilsum_privacy.results.sum_evidence import Evidence
+    from veilsum_privacy.securesum.check_words import Signed
+    from veilsum_privacy.securesum.roster import Enrolment
 
 FOLDER = "proof"
 STUDY_FILE = f"{FOLDER}/study.json"
@@ -144,6 +144,8 @@ class StudyProof:
         Raises:
             HostileInput: malformed.
         """
+        from veilsum_privacy.securesum.roster import Enrolment  # with certificates, for who reads proofs
+
         value = parse_canonical(data, what="file")
         try:
             roster = tuple(
@@ -209,6 +211,9 @@ class ReleaseProof:
         Raises:
             HostileInput: malformed.
         """
+        from veilsum_privacy.ledger.receipts import SignedReceipt
+        from veilsum_privacy.securesum.check_words import Signed
+
         value = parse_canonical(data, what="file")
         try:
             proof = cls(
