@@ -207,7 +207,7 @@ class StudyDraft:
                 break
             change = 0.995 * error / found if found > 0.0 else MOST_CHANGE
             wanted = noise * min(max(change, 1.0 / MOST_CHANGE), MOST_CHANGE)
-            wanted = min(max(wanted, 1.01 * low), high / 1.01) if low and high < math.inf else wanted
+            wanted = min(max(wanted, 1.01 * low), high / 1.01)  # to come from below to where it is missed as well
             if low and high < math.inf and not low < wanted < high:
                 wanted = math.sqrt(low * high)
             noise = min(max(wanted, least), most)
