@@ -207,5 +207,6 @@ def beta_quantiles(mean: float, deviation: float, ranks: Floats) -> Floats:
     t, step = np.linspace(mode - low, mode + high, 20_001, retstep=True)
     density = np.exp(fall(t))
     below = density[0] / a + np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1]) * step / 2.0])
-    found: Floats = np.interp(ranks * (below[-1] + density[-1] / b), below, t)
-    return np.exp(-np.logaddexp(0.0, -found))
+    found = np.interp(ranks * (below[-1] + density[-1] / b), below, t)
+    quantiles: Floats = np.exp(-np.logaddexp(0.0, -found))
+    return quantiles

@@ -30,9 +30,9 @@ def concrete(package: ModuleType, kind: type) -> Iterator[type[Any]]:
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(found.name)
         for item in vars(module).values():
-            if inspect.isclass(item) and issubclass(item, kind) and item.__module__ == module.__name__:
-                if not inspect.isabstract(item) and "name" in vars(item):
-                    yield item
+            own = inspect.isclass(item) and issubclass(item, kind) and item.__module__ == module.__name__
+            if own and not inspect.isabstract(item) and "name" in vars(item):
+                yield item
 
 
 def test_every_entry_loads_and_nothing_is_left_out() -> None:
