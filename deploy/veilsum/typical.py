@@ -197,8 +197,8 @@ def beta_quantiles(mean: float, deviation: float, ranks: Floats) -> Floats:
 
     def fall(t: Floats) -> Floats:
         """Logarithm of the density, less that of the mode."""
-        nearly: Floats = a * (t - mode) - size * (np.logaddexp(0.0, t) - np.logaddexp(0.0, mode))
-        return nearly
+        fallen: Floats = a * (t - mode) - size * (np.logaddexp(0.0, t) - np.logaddexp(0.0, mode))
+        return fallen
 
     low = high = math.sqrt(size / (a * b))  # of a normal distribution the standard deviation
     while fall(np.array(mode - low)) > -40.0 and mode - low > -60.0:
