@@ -24,6 +24,9 @@ FLAT = 1e-9
 Z95 = 1.959963984540054
 """Standard normal quantile of 97.5%."""
 
+MODEL_ERRORS = "of independent records"
+"""What errors are called that are the model's own, beside robust or clustered ones."""
+
 
 @dataclass(frozen=True)
 class Figure:

@@ -11,8 +11,8 @@ import numpy as np
 
 from evaluations.studies import SITES, SiteSums, Sums, complete_records, study_of
 from evaluations.tables import print_table, run_options
+from veilsum_aggregation.figures import MODEL_ERRORS
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records

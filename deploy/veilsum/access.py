@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
 
@@ -10,9 +10,10 @@ from veilsum_node.addresses import address_to_dial
 from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Hex32
-from veilsum_node.identity import CertificateExpired, Credentials, load_credentials
-from veilsum_node.identity.tls import CERTIFICATE_FILE
 from veilsum_node.transport.route import Route, RouteSettings
+
+if TYPE_CHECKING:
+    from veilsum_node.identity import Credentials
 
 SETTINGS = Path("analyst.toml")
 
@@ -58,13 +59,16 @@ class Access:
     way: RouteSettings = field(default_factory=RouteSettings)
     by_login: bool = False
 
-    def credentials(self, at: int) -> Credentials:
+    def credentials(self, at: int) -> "Credentials":
         """The caller's credentials, valid at ``at``, Unix seconds.
 
         Raises:
             LoginNeededError: the caller logs in, and has not yet or too long ago.
             ConfigurationError: as of :func:`load_credentials`.
         """
+        from veilsum_node.identity import CertificateExpired, load_credentials
+        from veilsum_node.identity.tls import CERTIFICATE_FILE
+
         if self.by_login and not (self.identity / CERTIFICATE_FILE).exists():
             raise LoginNeededError(f"Nobody has logged in yet: {self.identity} holds no certificate.", "Run `veilsum login`.")
         try:

@@ -18,7 +18,6 @@ from veilsum.request import LARGEST_EPSILON, PrivacyRequest, ReleasedProjection,
 from veilsum.typical import check_guesses
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen
@@ -207,7 +206,7 @@ class StudyDraft:
                 break
             change = 0.995 * error / found if found > 0.0 else MOST_CHANGE
             wanted = noise * min(max(change, 1.0 / MOST_CHANGE), MOST_CHANGE)
-            wanted = min(max(wanted, 1.01 * low), high / 1.01) if low and high < math.inf else wanted
+            wanted = min(max(wanted, 1.01 * low), high / 1.01)  # to come from below to where it is missed as well
             if low and high < math.inf and not low < wanted < high:
                 wanted = math.sqrt(low * high)
             noise = min(max(wanted, least), most)
@@ -326,6 +325,8 @@ def draft_study(
     records, unit = request.expected_records or schema.max_records, request.unit(schema)
     inputs = Inputs(schema, request.encoder, len(members), private, records, request.privacy.epsilon, unit)
     if "outcome" in request.all_parameters and "outcome" not in method.Parameters.model_fields:
+        from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
+
         raise ConfigurationError(f"{source}: the method {method.name} takes no outcome.", OF_OUTCOMES)
     parameters = method.resolve(validate(request.all_parameters, method.Parameters, source=source), inputs)
     created = clock()

@@ -16,10 +16,8 @@ import numpy as np
 from veilsum.privacy_loss import finite
 from veilsum.rehearsal import Rehearsal
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Z95
-from veilsum_coordinator.methods.regression import MODEL_ERRORS
+from veilsum_aggregation.figures import MODEL_ERRORS, Z95
 from veilsum_node.errors import Misuse
-from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
@@ -335,6 +333,8 @@ def _scores(result: Result, rehearsal: Rehearsal) -> _Scores | None:
     """The scores of a result that is a model; None of any other, and where sites align by what they keep."""
     if not result.application.get("head"):
         return None
+    from veilsum_participant.applying.model import Model  # not for studies that release none
+
     try:
         model, places = Model.from_result(result), {column.name: place for column, place in rehearsal.schema.places()}
         own = np.r_[tuple(places[column.name] for column in model.schema.columns)]

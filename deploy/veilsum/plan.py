@@ -26,8 +26,6 @@ from veilsum.forecasts import OFTEN, Forecast
 from veilsum.privacy_loss import ParticipantLoss, affordable, epsilon_alone, finite, participant_losses
 from veilsum.quantisation import ROUNDING
 from veilsum.typical import guess_levels
-from veilsum_coordinator.parts.moment_plans import LABEL as POWER_MOMENTS
-from veilsum_coordinator.parts.moment_plans import records_to_align
 from veilsum_privacy.accounting.accountant import epsilon_of
 from veilsum_privacy.accounting.prices import declared_event, delta_warning, study_rule
 from veilsum_privacy.ledger.entries import Mechanism
@@ -255,7 +253,9 @@ def notes(study: Study, records: int) -> Iterator[str]:
     yield from _disclosures(study)
     yield from _units(study)
     yield from _secure_steps(study)
-    if study.privacy.noise != "none" and any(task.label == POWER_MOMENTS for task in study.tasks):
+    if study.privacy.noise != "none" and any(task.task == "power-moments" for task in study.tasks):
+        from veilsum_coordinator.parts.moment_plans import records_to_align
+
         yield from _vain_alignment(records, records_to_align(study))
 
 

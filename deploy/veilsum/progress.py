@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 from veilsum_node.errors import StateError
 from veilsum_node.process.console import print_json, print_line
 
@@ -112,6 +109,9 @@ def _follow_lines(states: Iterable[StudyInfo], clock: Clock) -> StudyInfo:
 
 
 def _follow_bar(states: Iterable[StudyInfo], clock: Clock) -> StudyInfo:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),

@@ -7,13 +7,12 @@ to within its grid.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, vstack
 
 from veilsum.typical import POOL, Guess, typical_records
 from veilsum_aggregation.arrays import Floats, Integers
@@ -31,8 +30,10 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import DerivedTask, FactorTask, Records, RowTask
 from veilsum_privacy.tasks.feature_maps import map_records
-from veilsum_privacy.tasks.model_tables import ModelTables, classified_schema, scored_schema
 from veilsum_privacy.tasks.tables import Tables, TablesParameters
+
+if TYPE_CHECKING:
+    from veilsum_privacy.tasks.model_tables import ModelTables
 
 MANY_RELEASES, SMALL_POOL, LEAST_POOL = 8, 250, 100
 
@@ -41,6 +42,12 @@ MOST_OF_SITE = 4000
 
 MOST_VALUES = 4_000_000
 """Values of records' vectors that are kept from one run to the next, zeros not counted."""
+
+MOST_WITH_ZEROS = 1_000_000
+"""Values, zeros counted, up to which vectors are kept as they are, and not as sparse ones: scipy's take long to import."""
+
+EVALUATED = "model-tables"
+"""The task that evaluates a model."""
 
 RIGHT = 1.6
 """How much larger the score of a record's class is on average than the others', in their standard deviations, where a model
@@ -73,7 +80,7 @@ class Rehearsal:
         values: int = 1,
     ) -> None:
         self.method, self.sites, self.records = method, sites, records
-        self._width, self._rows = width, dict[str, csr_array]()
+        self._width, self._rows = width, dict[str, Any]()
         self._exact = dict[str, Result]()
         self._last: tuple[Study, AgreedStudy] | None = None
         self.schema = schema if width is None else _of_features(schema, width)
@@ -154,7 +161,7 @@ class _Rehearsed(Federation):
     """
 
     def __init__(
-        self, agreed: AgreedStudy, pool: Records, counts: Floats, rng: np.random.Generator | None, rows: dict[str, csr_array]
+        self, agreed: AgreedStudy, pool: Records, counts: Floats, rng: np.random.Generator | None, rows: dict[str, Any]
     ) -> None:
         super().__init__(agreed.study)  # features are made already
         self._pool, self._counts, self._rng, self._rows = pool, counts, rng, rows
@@ -216,7 +223,8 @@ class _Rehearsed(Federation):
         asked = f"{agreed.label} {agreed.declaration.parameters}"
         if asked in self._rows:
             return np.asarray((self._rows[asked].T @ counts.T).T)
-        total, kept = np.zeros((len(counts), task.layout().size)), list[csr_array]()
+        total, kept = np.zeros((len(counts), task.layout().size)), list[Any]()
+        compact, stack = _storage(len(self._pool) * task.layout().size)
         at, values = 0, 0
         for batch in self._vectors(agreed, task, arrays, place):
             rows = np.where(np.isfinite(batch), batch, 0.0).astype(np.float64)
@@ -224,36 +232,38 @@ class _Rehearsed(Federation):
             total += counts[:, at : at + len(rows)] @ rows
             at += len(rows)
             if not arrays and agreed.source is None and values <= MOST_VALUES:
-                kept.append(csr_array(rows))
-                values += kept[-1].nnz
+                kept.append(compact(rows))
+                values += int(np.count_nonzero(rows))
         if kept and values <= MOST_VALUES:
-            self._rows[asked] = vstack(kept, format="csr")
+            self._rows[asked] = stack(kept)
         return total
 
     def _vectors(
         self, agreed: AgreedTask, task: RowTask[Any], arrays: Mapping[str, Floats], place: int
     ) -> Iterator[Floats | Integers]:
         """The vectors of the pool, in batches; what a model says of a record, whose arrays no plan has, is made up."""
-        pool = self._pool
-        if isinstance(task, ModelTables):
-            p = task.parameters
-            asked = TablesParameters.model_validate({name: getattr(p, name) for name in TablesParameters.model_fields})
-            if p.outcome is None and pool.labels is not None:
-                tables = Tables(asked, classified_schema(task.schema, p.classes, p.largest_loss))
-                scores = _made_up_scores(task, pool.labels)
-                record = record_of(scores.shape[1], labelled=True)
-                read = task.of_scores(record.features, symbol(np.True_), symbol(record.label))
-                given = Records(scores, np.ones(scores.shape, dtype=np.bool_), pool.labels)
-                yield from Evaluation(traced(tables.row(read, {}))).rows(given)
-            else:
-                schema = scored_schema(task.schema, p.low, p.high)
-                scores = typical_records(schema, {}, len(pool)).features[:, -1:]
-                records = Records(
-                    np.hstack([pool.features, scores]), np.column_stack([pool.present, scores == scores]), pool.labels
-                )
-                yield from task_rows(Tables(asked, schema), records, {})
-        else:
+        if task.name != EVALUATED:
             yield from task_rows(task, self._mapped(agreed, slice(None), arrays, place), arrays)
+            return
+        from veilsum_privacy.tasks.model_tables import ModelTables, classified_schema, scored_schema  # with every architecture
+
+        pool, task = self._pool, cast(ModelTables, task)
+        p = task.parameters
+        asked = TablesParameters.model_validate({name: getattr(p, name) for name in TablesParameters.model_fields})
+        if p.outcome is None and pool.labels is not None:
+            tables = Tables(asked, classified_schema(task.schema, p.classes, p.largest_loss))
+            scores = _made_up_scores(task, pool.labels)
+            record = record_of(scores.shape[1], labelled=True)
+            read = task.of_scores(record.features, symbol(np.True_), symbol(record.label))
+            given = Records(scores, np.ones(scores.shape, dtype=np.bool_), pool.labels)
+            yield from Evaluation(traced(tables.row(read, {}))).rows(given)
+        else:
+            schema = scored_schema(task.schema, p.low, p.high)
+            scores = typical_records(schema, {}, len(pool)).features[:, -1:]
+            records = Records(
+                np.hstack([pool.features, scores]), np.column_stack([pool.present, scores == scores]), pool.labels
+            )
+            yield from task_rows(Tables(asked, schema), records, {})
 
     def _mapped(
         self, agreed: AgreedTask, chosen: slice | NDArray[np.intp], arrays: Mapping[str, Floats], place: int
@@ -272,7 +282,16 @@ class _Rehearsed(Federation):
         return source.task.layout().split(self._kept[source.label][place]), source.block_std(std)
 
 
-def _made_up_scores(task: ModelTables, labels: Integers) -> Floats:
+def _storage(values: int) -> tuple[Callable[[Floats], Any], Callable[[list[Any]], Any]]:
+    """How vectors of so many values, zeros counted, are kept, and how batches of them are joined."""
+    if values <= MOST_WITH_ZEROS:
+        return np.asarray, np.vstack
+    from scipy.sparse import csr_array, vstack
+
+    return csr_array, lambda batches: vstack(batches, format="csr")
+
+
+def _made_up_scores(task: "ModelTables", labels: Integers) -> Floats:
     """Scores (n, M) of a model that is mostly right about records of these classes."""
     named = task.parameters.classes
     scores = np.random.default_rng(4).standard_normal((len(labels), len(named)))

@@ -7,12 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from veilsum.typical import Guess
-from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor, result_projection
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, VeilsumError, told_as
 from veilsum_node.fields import Frozen, Name, Words
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
-from veilsum_privacy.results.result import load_result
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema, with_groups
@@ -197,6 +195,9 @@ def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
     """
     if not isinstance(request.encoder, ReleasedProjection):
         return request
+    from veilsum_coordinator.results.released_models import result_projection
+    from veilsum_privacy.results.result import load_result
+
     with told_as(ConfigurationError, HostileInput, what=f"study {request.name!r}, [encoder]"):
         projection, _ = result_projection(load_result(base / request.encoder.result))
     return request.model_copy(update={"encoder": projection})
@@ -219,6 +220,9 @@ def with_model(request: StudyRequest, base: Path) -> StudyRequest:
     """
     if request.method != EVALUATION or "result" not in request.parameters:
         return request
+    from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor
+    from veilsum_privacy.results.result import load_result
+
     what = f"study {request.name!r}, parameters.result"
     given = {key: value for key, value in request.parameters.items() if key != "result"}
     with told_as(ConfigurationError, VeilsumError, what=what):

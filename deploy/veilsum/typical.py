@@ -10,10 +10,10 @@ The classes of a label share more of it, so that they can be told apart.
 import math
 import zlib
 from collections.abc import Mapping
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtri
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.config import did_you_mean
@@ -89,7 +89,7 @@ def typical_records(
     for column in schema.columns:
         ranks = _ranks(column.name, number)
         if made:
-            features.append(np.clip(SPREAD * ndtri(ranks), -1.0, 1.0)[:, None])
+            features.append(np.clip(SPREAD * _normal_quantiles(ranks), -1.0, 1.0)[:, None])
         elif isinstance(column, NumberColumn):
             features.append(_scaled(column, expected.get(column.name), ranks)[:, None])
         else:
@@ -157,7 +157,7 @@ def _scaled(column: NumberColumn, guess: Guess | None, ranks: Floats) -> Floats:
         lower, median, upper = places
         if not 0.0 <= lower < median < upper <= 1.0:
             raise ValueError(f"quartiles must rise within {bounds}")
-        bend, z = math.log((upper - median) / (median - lower)) / NORMAL_QUARTILE, ndtri(ranks)
+        bend, z = math.log((upper - median) / (median - lower)) / NORMAL_QUARTILE, _normal_quantiles(ranks)
         straight = abs(bend) < 1e-9
         steep = (upper - median) / (NORMAL_QUARTILE if straight else math.expm1(bend * NORMAL_QUARTILE))
         moved: Floats = np.clip(median + steep * (z if straight else np.expm1(bend * z)), 0.0, 1.0)
@@ -170,6 +170,44 @@ def _scaled(column: NumberColumn, guess: Guess | None, ranks: Floats) -> Floats:
     if not 1e-9 < deviation < most:
         largest = f"{2.0 * half * most:.4g}"
         raise ValueError(f"between {bounds} a number of mean {given[0]:g} has a standard deviation below {largest}")
-    size = (most / deviation) ** 2 - 1.0
-    drawn: Floats = betaincinv(mean * size, (1.0 - mean) * size, ranks)
-    return np.clip(2.0 * drawn - 1.0, -1.0, 1.0)
+    return np.clip(2.0 * beta_quantiles(mean, deviation, ranks) - 1.0, -1.0, 1.0)
+
+
+def _normal_quantiles(ranks: Floats) -> Floats:
+    normal = NormalDist()
+    return np.array([normal.inv_cdf(rank) for rank in ranks])
+
+
+def beta_quantiles(mean: float, deviation: float, ranks: Floats) -> Floats:
+    """Quantiles of a beta distribution, to within 1e-5; scipy has them exactly, and takes a fifth of a second to import.
+
+    The density of t = log(x / (1 - x)) is proportional to exp(a t) / (1 + exp(t))^(a + b), which has one mode and falls
+    exponentially, whatever a and b. It is summed by the trapezoidal rule, and beyond 60, where x is 0 or 1, in closed form.
+
+    Args:
+        mean: between 0 and 1.
+        deviation: standard deviation, above 0 and below that of mean 0 or 1 alone.
+        ranks: within 0 and 1.
+    """
+    size = mean * (1.0 - mean) / deviation**2 - 1.0
+    if size > 1e10:
+        return np.clip(mean + deviation * _normal_quantiles(ranks), 0.0, 1.0)
+    a, b = mean * size, (1.0 - mean) * size
+    mode = math.log(mean / (1.0 - mean))
+
+    def fall(t: Floats) -> Floats:
+        """Logarithm of the density, less that of the mode."""
+        fallen: Floats = a * (t - mode) - size * (np.logaddexp(0.0, t) - np.logaddexp(0.0, mode))
+        return fallen
+
+    low = high = math.sqrt(size / (a * b))  # of a normal distribution the standard deviation
+    while fall(np.array(mode - low)) > -40.0 and mode - low > -60.0:
+        low *= 1.5
+    while fall(np.array(mode + high)) > -40.0 and mode + high < 60.0:
+        high *= 1.5
+    t, step = np.linspace(mode - low, mode + high, 20_001, retstep=True)
+    density = np.exp(fall(t))
+    below = density[0] / a + np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1]) * step / 2.0])
+    found = np.interp(ranks * (below[-1] + density[-1] / b), below, t)
+    quantiles: Floats = np.exp(-np.logaddexp(0.0, -found))
+    return quantiles

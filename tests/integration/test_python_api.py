@@ -28,7 +28,7 @@ from veilsum.api.datasets import Dataset
 from veilsum.cli.study import app
 from veilsum.request import StudyRequest
 from veilsum.tables import deal_rows
-from veilsum_coordinator.methods.regression import MODEL_ERRORS
+from veilsum_aggregation.figures import MODEL_ERRORS
 from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError, Unavailable
 from veilsum_participant.applying.model import load_model, probabilities

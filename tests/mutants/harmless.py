@@ -374,7 +374,7 @@ HARMLESS: dict[str, str] = {
     "pyarrow.decompress(frame, decompressed_size=size, codec='zstd')": _BUFFER,
     f"{_SECURESUM}/seal_files.py::inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
-    f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
+    f"{_SECURESUM}/array_bytes.py::in_range: 0.0 -> 1.0": _BOUND,
     (f"{_FORMER}/words.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"): _COPY,
     f"{_FORMER}/words.py::words_digest: False -> True": _COPY,
     "privacy/veilsum_privacy/results/sum_evidence.py::_answers: 0 -> 1": _ALIKE,

@@ -23,7 +23,7 @@ from veilsum_privacy.accounting.figures import (
     prv_epsilon,
     rdp_epsilon,
 )
-from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
+from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon, gaussian_delta
 from veilsum_privacy.accounting.renyi import ORDERS, STRICT_ORDERS
 
 DELTA = 1e-5
@@ -378,3 +378,24 @@ def test_a_delta_out_of_range_is_refused(delta: float) -> None:
 def test_an_unknown_way_of_composing_is_refused() -> None:
     with pytest.raises(Misuse, match="gaussian, standard, strict"):
         rdp_epsilon(ONE, DELTA, "loose")  # type: ignore[arg-type]
+
+
+def test_the_profile_at_one_epsilon_is_that_of_exact_arithmetic() -> None:
+    """Also where a normal's mass is too small for a float, on both sides of where its series is summed instead."""
+    rng = np.random.default_rng(1)
+    cases = [(10.0**power, share) for power, share in rng.uniform((-4, 0), (2.5, 1), (300, 2))]
+    cases += [(mu, share) for mu in (1e-4, 0.01, 1.0, 59.9, 60.1, 300.0) for share in (0.0, 0.5, 1.0)]
+    with mpmath.workdps(60):
+        for mu, share in cases:
+            epsilon = share * (mu * mu / 2 + 35 * mu)
+            m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+            kept = mpmath.ncdf(m / 2 - e / m)
+            exact = kept - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+            assert abs(gaussian_delta(mu, epsilon) - exact) <= 1e-12 * kept
+
+
+@pytest.mark.parametrize(
+    ("mu", "epsilon", "delta"), [(1e-300, 1.0, 0.0), (1e200, 1.0, 1.0), (1.0, 1e300, 0.0), (1e5, 0.0, 1.0)]
+)
+def test_the_profile_of_what_is_far_out(mu: float, epsilon: float, delta: float) -> None:
+    assert gaussian_delta(mu, epsilon) == delta

@@ -16,11 +16,10 @@ from veilsum.compile import StudyRequest
 from veilsum.plan import plan_study
 from veilsum_aggregation.clustered import ClusteredFit, SiteErrors
 from veilsum_aggregation.families import mean_of
-from veilsum_aggregation.figures import Figure
+from veilsum_aggregation.figures import MODEL_ERRORS, Figure
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease, whitening
 from veilsum_aggregation.regression import LinearFit
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_coordinator.parts.base import Method
 from veilsum_coordinator.parts.clustered_errors import SCORES
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode

@@ -15,10 +15,10 @@ import pytest
 
 from support.studies import SITES, agreed, federation, split_records
 from support.studies import compiled as compiled_study
+from veilsum_aggregation.figures import MODEL_ERRORS
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedavg import ParticipationParameters
 from veilsum_coordinator.methods.hfedatm import MergeParameters
-from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_coordinator.parts.alignment import AlignmentParameters
 from veilsum_coordinator.parts.generation import GenerationParameters
 from veilsum_coordinator.parts.local_rounds import TrainingParameters

@@ -22,16 +22,18 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import betaincinv
 
 from support.commands import veilsum
 from support.randomness import SeededRandom
 from support.studies import drafted
-from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest
+from veilsum.compile import MOST_TRIES, PrivacyRequest, StudyDraft, StudyRequest
 from veilsum.costs import study_cost
 from veilsum.forecasts import SEARCH_RUNS, Forecast, forecast, main_error
 from veilsum.plan import Outlook, Verdict, divide, plan_study, twofold_epsilon, verdict
 from veilsum.privacy_loss import declared_mechanisms, epsilon_alone, participant_losses, read_spending
 from veilsum.remote import Remote
+from veilsum.typical import beta_quantiles
 from veilsum_coordinator.methods.fedcgs import FedCGS
 from veilsum_coordinator.parts.base import TaskPlan
 from veilsum_node.canonical import canonical
@@ -104,6 +106,39 @@ def test_an_error_becomes_the_epsilon_that_reaches_it(method: str, error: float,
     less = draft(method, epsilon=0.8 * study.privacy.epsilon, expected_records=records, noise=noise, sites=sites)
     assert error_of(less, less.compile()) > error
     assert plan_study(again, again.compile(), error=error).error_epsilon == pytest.approx(study.privacy.epsilon, rel=1e-6)
+
+
+def test_the_search_for_an_epsilon_looks_from_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some noise that it tried misses the error, and is within 2% of what it found."""
+    tried: list[tuple[float, float]] = []
+    once = StudyDraft._tried
+
+    def told(asked: StudyDraft, multiplier: float) -> tuple[Study | None, float]:
+        study, error = once(asked, multiplier)
+        tried.append((multiplier, error))
+        return study, error
+
+    monkeypatch.setattr(StudyDraft, "_tried", told)
+    asked = draft("statistics", parameters={"query": [{"kind": "mean", "over": ["age", "pulse"]}]}, expected_records=400)
+    for error in (0.1, 0.3):
+        tried.clear()
+        assert asked.compile_for(error) is not None
+        met = max(noise for noise, found in tried if found <= error)
+        missed = min(noise for noise, found in tried if found > error)
+        assert met < missed <= 1.02 * met
+        assert len(tried) < MOST_TRIES
+
+
+@pytest.mark.parametrize("mean", [1e-7, 1e-4, 0.2, 0.5, 0.999])
+@pytest.mark.parametrize("share", [1e-5, 1e-3, 0.1, 0.5, 0.9, 0.999])
+def test_typical_numbers_are_of_a_beta_distribution(mean: float, share: float) -> None:
+    """From as good as one value to as good as two."""
+    deviation = max(share * math.sqrt(mean * (1 - mean)), 1e-9)
+    size = mean * (1 - mean) / deviation**2 - 1
+    ranks = (np.arange(1000) + 0.5) / 1000
+    found = beta_quantiles(mean, deviation, ranks)
+    assert np.abs(found - betaincinv(mean * size, (1 - mean) * size, ranks)).max() < 1e-5
+    assert np.all(np.diff(found) >= 0)
 
 
 def error_of(asked: StudyDraft, study: Study) -> float:

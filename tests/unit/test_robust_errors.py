@@ -12,11 +12,10 @@ from scipy import stats
 
 from support.studies import STAYS, agreed, demand, federation, split_records
 from veilsum.compile import StudyRequest
-from veilsum_aggregation.figures import Figure, NotEstimable
+from veilsum_aggregation.figures import MODEL_ERRORS, Figure, NotEstimable
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.robust import RobustFit
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records

@@ -67,7 +67,11 @@ assert "age" in said.getvalue(), said.getvalue()
             {"grpc", "sqlalchemy"},
             {"scipy", "pandas", "torch", "sklearn", "jinja2"},
         ),
-        (PLAN, {"numpy"}, {"sqlalchemy", "grpc", "google", "pyarrow", "pandas", "torch", "tenseal", "sklearn", "jinja2"}),
+        (
+            PLAN,
+            {"numpy"},
+            {"sqlalchemy", "grpc", "google", "pyarrow", "pandas", "torch", "tenseal", "scipy", "sklearn", "jinja2"},
+        ),
         (HELP, {"typer"}, {"numpy", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas", "jinja2"}),
     ],
     ids=["participant", "front", "analyst", "coordinator", "plan", "help"],

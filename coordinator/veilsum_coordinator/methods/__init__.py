@@ -1,42 +1,35 @@
-"""The registered methods: what a study may run by name."""
+"""The registered methods: what a study may run by name. Each is loaded when it is first used."""
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
 
-from veilsum_coordinator.methods.fedavg import FedAvg
-from veilsum_coordinator.methods.fedcgs import FedCGS
-from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
-from veilsum_coordinator.methods.fedpft import FedPFT
-from veilsum_coordinator.methods.fedsgd import FedSGD
-from veilsum_coordinator.methods.gbdt import GBDT
-from veilsum_coordinator.methods.ggeur import GGEUR
-from veilsum_coordinator.methods.hfedatm import HFedATM
-from veilsum_coordinator.methods.ofedavg import OFedAvg
-from veilsum_coordinator.methods.pca import PCA
-from veilsum_coordinator.methods.regression import Regression
-from veilsum_coordinator.methods.slot_align import SlotAlign
-from veilsum_coordinator.methods.statistics import FederatedStatistics
-from veilsum_coordinator.parts.base import Method
+from typing import TYPE_CHECKING, Any
+
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError
+from veilsum_node.process.imports import Registry
 
-_ALL = (
-    FederatedStatistics(),
-    Regression(),
-    PCA(),
-    SlotAlign(),
-    OFedAvg(),
-    FedCGS(),
-    FedPFT(),
-    GBDT(),
-    FedSGD(),
-    FedAvg(),
-    HFedATM(),
-    GGEUR(),
-    FederatedEvaluation(),
+if TYPE_CHECKING:
+    from veilsum_coordinator.parts.base import Method
+
+METHODS: Registry[Method[Any]] = Registry(
+    __name__,
+    {
+        "statistics": "statistics:FederatedStatistics",
+        "regression": "regression:Regression",
+        "pca": "pca:PCA",
+        "slot-align": "slot_align:SlotAlign",
+        "o-fedavg": "ofedavg:OFedAvg",
+        "fedcgs": "fedcgs:FedCGS",
+        "fedpft": "fedpft:FedPFT",
+        "gbdt": "gbdt:GBDT",
+        "fedsgd": "fedsgd:FedSGD",
+        "fedavg": "fedavg:FedAvg",
+        "hfedatm": "hfedatm:HFedATM",
+        "ggeur": "ggeur:GGEUR",
+        "federated-evaluation": "federated_evaluation:FederatedEvaluation",
+    },
+    lambda kind: kind(),
 )
-
-METHODS: Mapping[str, Method[Any]] = {method.name: method for method in _ALL}
 """Every method by name."""
 
 

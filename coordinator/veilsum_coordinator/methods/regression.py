@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import test_row
+from veilsum_aggregation.figures import MODEL_ERRORS, test_row
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
@@ -109,9 +109,6 @@ FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 
 FREE_EXCESS = {"logistic": 0.55, "poisson": 0.51}
 """lambda, in the same way: what the model's errors are shortened by where terms are."""
-
-MODEL_ERRORS = "of independent records"
-"""What the model's errors are called."""
 
 PREDICTS = {"linear": "number", "logistic": "probability", "poisson": "rate", "cox": "hazard"}
 

@@ -23,7 +23,7 @@ from veilsum_aggregation.figures import NotEstimable, Row
 from veilsum_coordinator.parts.federation import Federation, NoFurtherRoundError, Release
 from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.context import in_range
+from veilsum_privacy.securesum.array_bytes import in_range
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration, Unit

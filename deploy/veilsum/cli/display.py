@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from veilsum_node.errors import RefusalCode
 from veilsum_node.process.console import moment, print_fields, print_json, print_line, print_rows
@@ -267,6 +266,8 @@ def show_progress() -> Iterator[Callable[[str, float], None]]:
 
         yield line
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("Starting", total=1.0)

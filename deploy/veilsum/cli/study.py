@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from veilsum.access import resolve_access, resolve_identity
 from veilsum.cli.display import print_fault, print_result, print_study, print_verified
 from veilsum.progress import follow
 from veilsum_node.errors import Misuse
@@ -199,6 +198,7 @@ def verify(
     """Check a result by its proof, offline: every signature, context, receipt and consent, and every number, which is computed
     again. Status 1 names the first thing that does not hold; status 3 says that all that was signed holds, and that this
     version does not repeat the numbers, which another version made."""
+    from veilsum.access import resolve_identity
     from veilsum.replay import LARGEST_TOLERANCE
     from veilsum.verification import RepetitionFault, verify_result
     from veilsum_node.identity.certificate import load_authority
@@ -328,6 +328,7 @@ def _fetch(remote: Remote, credentials: Credentials, key: bytes, out: Path, *, a
 
 @contextmanager
 def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple[Remote, Credentials]]:
+    from veilsum.access import resolve_access
     from veilsum.remote import connect
 
     access = resolve_access(coordinator, identity)

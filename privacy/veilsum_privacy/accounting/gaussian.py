@@ -33,6 +33,7 @@ from veilsum_node.errors import Misuse
 SMOOTHING = 4
 """t^2: by how much the variance of integer noise exceeds that of the continuous noise it is made of, in grid units squared."""
 
+_FAR = 30.0  # standard deviations, beyond which a normal's mass is computed by its asymptotic series
 _LARGEST_RATIO = 1e10  # beyond it epsilon is of no use to anyone, and the formula loses its digits
 
 
@@ -54,13 +55,13 @@ def analytic_gaussian_epsilon(ratio: float, delta: float) -> float:
         return ratio / 2 + math.sqrt(2 * ratio * math.log(1 / delta))  # Bun and Steinke 2016, proposition 1.3
     mu = math.sqrt(ratio)
     low, high = 0.0, mu
-    if _profile(mu, low) <= delta:
+    if gaussian_delta(mu, low) <= delta:
         return 0.0
-    while _profile(mu, high) > delta:
+    while gaussian_delta(mu, high) > delta:
         low, high = high, 2 * high
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if _profile(mu, middle) > delta else (low, middle)
+        low, high = (middle, high) if gaussian_delta(mu, middle) > delta else (low, middle)
     return high
 
 
@@ -74,21 +75,39 @@ def gaussian_ratio(epsilon: float, delta: float) -> float:
     if not (math.isfinite(epsilon) and epsilon > 0 and 0.0 < delta < 0.5):
         raise Misuse("A positive epsilon and a delta in (0, 1/2) are needed.")
     low, high = 0.0, 1.0
-    while _profile(high, epsilon) <= delta:
+    while gaussian_delta(high, epsilon) <= delta:
         low, high = high, 2 * high
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if _profile(middle, epsilon) > delta else (middle, high)
+        low, high = (low, middle) if gaussian_delta(middle, epsilon) > delta else (middle, high)
     return low * low * (1 - 1e-11)
 
 
 def gaussian_profile(mu: float, epsilon: Floats) -> Floats:
     """delta at each ``epsilon`` of a Gaussian mechanism with D / sigma = mu."""
-    from scipy.special import log_ndtr, ndtr  # a seventh of a participant's start
+    from scipy.special import log_ndtr, ndtr  # a fifth of a second of a process's start, which sampled releases alone need
 
     deltas: Floats = ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
     return deltas
 
 
-def _profile(mu: float, epsilon: float) -> float:
-    return float(gaussian_profile(mu, np.float64(epsilon)))  # type: ignore[arg-type]
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """The same at one epsilon, of the standard library alone: who samples nothing never loads scipy.
+
+    Args:
+        mu: positive.
+        epsilon: 0 or more.
+    """
+    lost = epsilon + _log_normal(-mu / 2 - epsilon / mu)  # below 0 but for rounding, by Mills' ratio
+    return math.erfc((epsilon / mu - mu / 2) * math.sqrt(0.5)) / 2 - math.exp(min(lost, 0.0))
+
+
+def _log_normal(x: float) -> float:
+    """Logarithm of a standard normal's mass below ``x``, at most 0."""
+    if x > -_FAR:
+        return math.log(math.erfc(-x * math.sqrt(0.5)) / 2)
+    term = total = 1.0
+    for odd in range(1, 15, 2):  # Abramowitz and Stegun 26.2.12; the first term left out is below 1e-17
+        term *= -odd / (x * x)
+        total += term
+    return math.log(total / -x) - math.log(2 * math.pi) / 2 - x * x / 2

@@ -41,7 +41,7 @@ from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation, OpaqueMa
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
-from veilsum_privacy.securesum.context import in_range
+from veilsum_privacy.securesum.array_bytes import in_range
 from veilsum_privacy.study.study import Study
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.results.release_names import FOLDER, round_file
-from veilsum_privacy.securesum.check_words import Signed
-from veilsum_privacy.securesum.roster import Enrolment
 
 if TYPE_CHECKING:
+    from veilsum_privacy.ledger.receipts import SignedReceipt
     from veilsum_privacy.results.sum_evidence import Evidence
+    from veilsum_privacy.securesum.check_words import Signed
+    from veilsum_privacy.securesum.roster import Enrolment
 
 STUDY_FILE = f"{FOLDER}/study.json"
 
@@ -126,6 +126,8 @@ class StudyProof:
         Raises:
             HostileInput: malformed.
         """
+        from veilsum_privacy.securesum.roster import Enrolment  # with certificates, for who reads proofs
+
         value = parse_canonical(data, what="file")
         try:
             roster = tuple(
@@ -191,6 +193,9 @@ class ReleaseProof:
         Raises:
             HostileInput: malformed.
         """
+        from veilsum_privacy.ledger.receipts import SignedReceipt
+        from veilsum_privacy.securesum.check_words import Signed
+
         value = parse_canonical(data, what="file")
         try:
             proof = cls(

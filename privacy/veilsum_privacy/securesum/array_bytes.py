@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_node.fields import LARGEST
+
 _TYPES = {
     "uint64": "U64", "int64": "I64", "float64": "F64", "float32": "F32", "uint32": "U32", "int32": "I32",
     "float16": "F16", "uint16": "U16", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
@@ -49,3 +51,8 @@ def single(array: NDArray[Any]) -> NDArray[np.float32]:
     """An array in single precision, contiguous; what is beyond its range is infinite, which every site refuses."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def in_range(array: NDArray[np.float64]) -> bool:
+    """Whether an array's values are finite and no larger than any that a task takes."""
+    return bool(np.abs(array).max(initial=0.0) <= LARGEST)

@@ -19,7 +19,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.agreed import SummedTask, SumPlan
-from veilsum_privacy.securesum.array_bytes import array_pieces, single
+from veilsum_privacy.securesum.array_bytes import array_pieces, in_range, single
 from veilsum_privacy.securesum.roster import Roster
 
 NONCE_BYTES = 16
@@ -196,8 +196,3 @@ def decode_broadcast(data: bytes, singles: Collection[str] = ()) -> dict[str, ND
     if not all(map(in_range, found.values())):
         raise HostileInput(f"A broadcast holds something other than numbers up to {LARGEST:g}.")
     return found
-
-
-def in_range(array: NDArray[np.float64]) -> bool:
-    """Whether an array's values are finite and no larger than any that a task takes."""
-    return bool(np.abs(array).max(initial=0.0) <= LARGEST)

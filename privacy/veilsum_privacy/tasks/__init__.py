@@ -1,60 +1,53 @@
-"""The registered tasks: what a study may ask for by name. Nothing outside this list is ever computed."""
+"""The registered tasks: what a study may ask for by name. Nothing outside this list is ever computed.
+
+Each is loaded when it is first used.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from veilsum_node.config import did_you_mean, explain
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.process.imports import Registry
 from veilsum_privacy.study.known_tasks import FORMER
-from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Task
-from veilsum_privacy.tasks.calibration_step import CalibrationStep
-from veilsum_privacy.tasks.class_mixtures import ClassMixtures
-from veilsum_privacy.tasks.class_moments import ClassMoments
-from veilsum_privacy.tasks.feature_means import FeatureMeans
-from veilsum_privacy.tasks.formulas import AlignedMoments, BarycenterStep, SiteRidgeHead, TwoWayStep, WithinMoments
-from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
-from veilsum_privacy.tasks.gradient import Gradient
-from veilsum_privacy.tasks.grams import Grams
-from veilsum_privacy.tasks.hazard_step import HazardStep
-from veilsum_privacy.tasks.local_training import LocalTraining
-from veilsum_privacy.tasks.model_tables import ModelTables
-from veilsum_privacy.tasks.newton_step import NewtonStep
-from veilsum_privacy.tasks.power_moments import PowerMoments
-from veilsum_privacy.tasks.prototypes import Prototypes
-from veilsum_privacy.tasks.site_scores import ScoreProducts, SiteHazardScores, SiteScores
-from veilsum_privacy.tasks.tables import Tables
-from veilsum_privacy.tasks.tree_gradients import TreeGradients
 
-_ALL: tuple[type[Task[Any]], ...] = (
-    Tables,
-    NewtonStep,
-    HazardStep,
-    SiteScores,
-    SiteHazardScores,
-    ScoreProducts,
-    FeatureMeans,
-    GaussianMoments,
-    ClassMoments,
-    Prototypes,
-    ClassMixtures,
-    LocalTraining,
-    Gradient,
-    TreeGradients,
-    Grams,
-    BarycenterStep,
-    TwoWayStep,
-    AlignedMoments,
-    SiteRidgeHead,
-    PowerMoments,
-    WithinMoments,
-    CalibrationStep,
-    ModelTables,
+if TYPE_CHECKING:
+    from veilsum_privacy.study.schema import DatasetSchema
+    from veilsum_privacy.tasks.base import Task
+
+TASKS: Registry[type[Task[Any]]] = Registry(
+    __name__,
+    {
+        "tables": "tables:Tables",
+        "newton-step": "newton_step:NewtonStep",
+        "hazard-step": "hazard_step:HazardStep",
+        "site-scores": "site_scores:SiteScores",
+        "site-hazard-scores": "site_scores:SiteHazardScores",
+        "score-products": "site_scores:ScoreProducts",
+        "feature-means": "feature_means:FeatureMeans",
+        "gaussian-moments": "gaussian_moments:GaussianMoments",
+        "class-moments": "class_moments:ClassMoments",
+        "prototypes": "prototypes:Prototypes",
+        "class-mixtures": "class_mixtures:ClassMixtures",
+        "local-training": "local_training:LocalTraining",
+        "gradient": "gradient:Gradient",
+        "tree-gradients": "tree_gradients:TreeGradients",
+        "grams": "grams:Grams",
+        "barycenter-step": "formulas:BarycenterStep",
+        "two-way-step": "formulas:TwoWayStep",
+        "aligned-moments": "formulas:AlignedMoments",
+        "ridge-head": "formulas:SiteRidgeHead",
+        "power-moments": "power_moments:PowerMoments",
+        "within-moments": "formulas:WithinMoments",
+        "calibration-step": "calibration_step:CalibrationStep",
+        "model-tables": "model_tables:ModelTables",
+    },
+    lambda kind: kind,
 )
-
-TASKS: Mapping[str, type[Task[Any]]] = {task.name: task for task in _ALL}
 """Every task by name."""
 
 

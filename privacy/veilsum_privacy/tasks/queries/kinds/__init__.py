@@ -1,36 +1,34 @@
-"""The kinds of question: each class in a file of its own, registered in one line."""
+"""The kinds of question: each class in a file of its own, registered in one line for each of its kinds and loaded when one is
+first asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import HostileInput
+from veilsum_node.process.imports import Registry
 from veilsum_privacy.tasks.queries.base import QueryKind
-from veilsum_privacy.tasks.queries.kinds.correlations import Correlations
-from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
-from veilsum_privacy.tasks.queries.kinds.effects import Effect
-from veilsum_privacy.tasks.queries.kinds.means import Means
-from veilsum_privacy.tasks.queries.kinds.missing import Missing
-from veilsum_privacy.tasks.queries.kinds.quantiles import Quantiles
-from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
-from veilsum_privacy.tasks.queries.kinds.survival import Survival
-from veilsum_privacy.tasks.queries.kinds.synthetic import Synthetic
-from veilsum_privacy.tasks.queries.kinds.tables import CountTable
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
-CLASSES: tuple[type[QueryKind], ...] = (
-    CountTable,
-    Quantiles,
-    Means,
-    Correlations,
-    Missing,
-    Survival,
-    Synthetic,
-    LinearRegression,
-    Discrimination,
-    Effect,
+KINDS: Registry[type[QueryKind]] = Registry(
+    __name__,
+    {
+        "count": "tables:CountTable",
+        "histogram": "tables:CountTable",
+        "independence": "tables:CountTable",
+        "quantiles": "quantiles:Quantiles",
+        "mean": "means:Means",
+        "compare": "means:Means",
+        "correlation": "correlations:Correlations",
+        "missing": "missing:Missing",
+        "survival": "survival:Survival",
+        "logrank": "survival:Survival",
+        "synthetic": "synthetic:Synthetic",
+        "linear": "regression:LinearRegression",
+        "discrimination": "discrimination:Discrimination",
+        "effect": "effects:Effect",
+    },
+    lambda kind: kind,
 )
-
-KINDS: Mapping[str, type[QueryKind]] = {kind: question for question in CLASSES for kind in question.names}
 """The class of each kind, by name."""
 
 
