@@ -278,7 +278,8 @@ class TestConfined:
 
     def test_libraries_of_ours_load_and_compute_confined(self) -> None:
         done = _confined(
-            "confine(Bounds())\nimport numpy, torch, pyarrow, duckdb, grpc, tenseal, sqlite3, cryptography.x509\n"
+            "confine(Bounds())\n"
+            "import numpy, torch, torch._dynamo, pyarrow, duckdb, grpc, tenseal, sqlite3, cryptography.x509\n"
             "assert duckdb.sql('select 42').fetchall() == [(42,)]\n"
             "assert float((torch.ones(64, 64) @ torch.ones(64, 64))[0, 0]) == (numpy.ones((64, 64)) @ numpy.ones(64))[0]\n"
             "print('works')"

@@ -257,6 +257,7 @@ def confine(bounds: Bounds, keep: Iterable[int] = ()) -> Offered:
         raise fault
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("a process is confined before it starts a thread")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/")  # PyTorch asks for a folder, which it does not use
     _close_others({0, 1, 2, *keep})
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):
         resource.setrlimit(limit, (0, 0))
