@@ -11,6 +11,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from pydantic import ValidationError
+
 from veilsum.forecasts import SEARCH_RUNS, Forecast, forecast, main_error
 from veilsum.quantisation import NoGridError, derived_grid, plan_grid, training_resolution
 from veilsum.rehearsal import Rehearsal
@@ -20,14 +22,14 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
 from veilsum_node.config import did_you_mean, validate
-from veilsum_node.errors import ConfigurationError, Misuse, told_as
+from veilsum_node.errors import ConfigurationError, Misuse, raising, told_as
 from veilsum_node.fields import Frozen
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive, Course, GaussianEvent, epsilon_of
 from veilsum_privacy.accounting.figures import calibrate_noise_multiplier
 from veilsum_privacy.accounting.gaussian import SMOOTHING
 from veilsum_privacy.accounting.prices import declared_event
-from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.encoder import MAX_DRAWN, Projection, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import MAX_STUDY_BYTES, STATEMENTS, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
@@ -316,15 +318,20 @@ def draft_study(
     private = request.privacy.noise != "none"
     if isinstance(request.encoder, ReleasedProjection):
         raise Misuse("The request's projection has not been read.", "Use load_study_request.")
-    if request.encoder is not None and request.encoder.size != schema.width:
-        released = isinstance(request.encoder, Projection)
+    encoder = request.encoder
+    if isinstance(encoder, RandomFeatures):
+        most = f"study {request.name!r}, [encoder]: width times the schema's features must be at most {MAX_DRAWN}."
+        with raising(ConfigurationError(most, "Take a smaller width."), on=ValidationError):
+            encoder = encoder.stated(schema.width)
+    if encoder is not None and encoder.size != schema.width:
+        released = isinstance(encoder, Projection)
         raise ConfigurationError(
-            f"study {request.name!r}, [encoder]: the {request.encoder.kind} takes {request.encoder.size} features;"
+            f"study {request.name!r}, [encoder]: the {encoder.kind} takes {encoder.size} features;"
             f" the schema has {schema.width}.",
             "Use the schema of the study that released it." if released else "Correct encoder.inputs, or the schema.",
         )
     records, unit = request.expected_records or schema.max_records, request.unit(schema)
-    inputs = Inputs(schema, request.encoder, len(members), private, records, request.privacy.epsilon, unit)
+    inputs = Inputs(schema, encoder, len(members), private, records, request.privacy.epsilon, unit)
     if "outcome" in request.all_parameters and "outcome" not in method.Parameters.model_fields:
         raise ConfigurationError(f"{source}: the method {method.name} takes no outcome.", OF_OUTCOMES)
     parameters = method.resolve(validate(request.all_parameters, method.Parameters, source=source), inputs)
@@ -341,7 +348,7 @@ def draft_study(
         "parameters": parameters.model_dump(mode="json"),
         "dataset": request.dataset,
         "data": schema,
-        "encoder": request.encoder,
+        "encoder": encoder,
         "participants": members,
         "weights": dict.fromkeys(members, 1),
         **{name: getattr(request, name) for name in STATEMENTS},

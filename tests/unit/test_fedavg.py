@@ -328,7 +328,7 @@ def test_uniform_rounds_take_every_set_of_sites_alike() -> None:
 @pytest.mark.parametrize("unscaled", [False, True])
 @pytest.mark.parametrize("importance", [(1.0, 1.0, 1.0, 1.0, 1.0), (0.6, 0.1, 0.1, 0.1, 0.1)])
 def test_fedavg_k_in_plain_numpy(importance: tuple[float, ...], unscaled: bool) -> None:
-    """McMahan et al. divide by what the round's weights sum to; FedAVOT's control is sum_i (N / K) p_i theta_i as it stands."""
+    """McMahan et al. divide by the sum of a round's weights; FedAVOT's control is sum_i (N / K) p_i theta_i as it stands."""
     sites = skewed_sites(0, 100, sites=FIVE)
     sites["site-3"] = sites["site-3"].take(slice(0))
     p = np.array(importance) / sum(importance)

@@ -27,6 +27,7 @@ from veilsum_privacy.mechanism.rows.symbols import (
     affine,
     by_moments,
     clip,
+    cos,
     every,
     finite,
     hash_is_low,
@@ -38,7 +39,7 @@ from veilsum_privacy.mechanism.rows.symbols import (
     traced,
     where,
 )
-from veilsum_privacy.study.encoder import Program, Projection, projection_digest
+from veilsum_privacy.study.encoder import Program, Projection, RandomFeatures, projection_digest
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, Part, PartParameters
@@ -124,6 +125,8 @@ class FeatureMap:
             if projection_digest(matrix, offset) != encoder.sha256:
                 raise HostileInput("The projection in the broadcast is not the one that the study names.")
             x = affine(clip(x, -1.0, 1.0), matrix, offset)
+        elif isinstance(encoder, RandomFeatures):
+            x = cos(affine(clip(x, -1.0, 1.0), *encoder.arrays())) * encoder.height
         elif isinstance(encoder, Program) and self.maps:
             x = opaque(ENCODER, clip(x, -1.0, 1.0), encoder.width)
         if x.shape[0] != width:
