@@ -11,8 +11,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from pydantic import ValidationError
-
 from veilsum.forecasts import SEARCH_RUNS, Forecast, forecast, main_error
 from veilsum.quantisation import NoGridError, derived_grid, plan_grid, training_resolution
 from veilsum.rehearsal import Rehearsal
@@ -22,14 +20,14 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
 from veilsum_node.config import did_you_mean, validate
-from veilsum_node.errors import ConfigurationError, Misuse, raising, told_as
+from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive, Course, GaussianEvent, epsilon_of
 from veilsum_privacy.accounting.figures import calibrate_noise_multiplier
 from veilsum_privacy.accounting.gaussian import SMOOTHING
 from veilsum_privacy.accounting.prices import declared_event
-from veilsum_privacy.study.encoder import MAX_DRAWN, Projection, RandomFeatures
+from veilsum_privacy.study.encoder import Projection, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import MAX_STUDY_BYTES, STATEMENTS, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
@@ -320,9 +318,8 @@ def draft_study(
         raise Misuse("The request's projection has not been read.", "Use load_study_request.")
     encoder = request.encoder
     if isinstance(encoder, RandomFeatures):
-        most = f"study {request.name!r}, [encoder]: width times the schema's features must be at most {MAX_DRAWN}."
-        with raising(ConfigurationError(most, "Take a smaller width."), on=ValidationError):
-            encoder = encoder.stated(schema.width)
+        left = {"gamma": encoder.gamma or 1.0 / schema.width, "inputs": encoder.inputs or schema.width}
+        encoder = validate({**encoder.model_dump(), **left}, RandomFeatures, source=f"study {request.name!r}, [encoder]")
     if encoder is not None and encoder.size != schema.width:
         released = isinstance(encoder, Projection)
         raise ConfigurationError(

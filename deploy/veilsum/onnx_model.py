@@ -33,6 +33,7 @@ from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArr
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import RandomFeatures
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.tasks.feature_maps import height, waves
 from veilsum_privacy.training.losses import LARGEST_EXPONENT
 from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS, Trees
 
@@ -112,8 +113,8 @@ def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = Non
         if isinstance(encoder := model.recipe.encoder, ProjectionArrays):
             x = graph.affine(graph.single(x), model.arrays[encoder.matrix], model.arrays[encoder.offset])
         elif isinstance(encoder, RandomFeatures):
-            waves = graph.node("Cos", graph.affine(graph.single(x), *encoder.arrays()))
-            x = graph.node("Mul", waves, graph.constant(np.float32(encoder.height)))
+            cosines = graph.node("Cos", graph.affine(graph.single(x), *waves(encoder)))
+            x = graph.node("Mul", cosines, graph.constant(np.float32(height(encoder))))
     if (alignment := model.recipe.alignment) is not None:
         if model.aligned is not None or not isinstance(alignment, Maps):
             raise Misuse(

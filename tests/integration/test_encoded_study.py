@@ -23,6 +23,7 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.encoder import Program, RandomFeatures
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.agreed import AgreedStudy
+from veilsum_privacy.tasks.feature_maps import waves
 
 INPUTS, WIDTH, ROWS = 6, 4, 30
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -81,7 +82,7 @@ def test_the_sums_are_of_random_features_that_every_site_draws(tmp_path: Path) -
     study = bed.compile(make_request(schema_of(INPUTS), "fedcgs", None).model_copy(update={"encoder": declared}))
     release = bed.local.prepare(bed.local.submit(study, bed.analyst)).sum(study.tasks[0].label)
     made = RBFSampler(gamma=0.4, n_components=20).fit(np.zeros((1, INPUTS)))
-    matrix, made.random_offset_ = declared.arrays()
+    matrix, made.random_offset_ = waves(declared)
     made.random_weights_ = matrix.T
     own = make_data("abc", ROWS, INPUTS).values()
     features = made.transform(np.concatenate([x for x, _ in own]).clip(-1.0, 1.0))

@@ -5,7 +5,6 @@ follows from, so that every site runs the same one. This module describes encode
 :mod:`veilsum_privacy.tasks.feature_maps` applies projections and random features, the participant loads programs.
 """
 
-import hashlib
 import math
 from typing import Annotated, Literal, Self
 
@@ -22,9 +21,6 @@ MAX_WIDTH = 4096
 
 MAX_INPUTS = 2**20
 """Most values that an encoder may take of one record."""
-
-MAX_DRAWN = 2**22
-"""Most numbers that random features may draw."""
 
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Floats = NDArray[np.float64]
@@ -82,13 +78,12 @@ class Program(Frozen):
 class RandomFeatures(Frozen):
     """Random Fourier features of the scaled columns (Rahimi and Recht 2007): sqrt(2 / width) cos(W x + b).
 
-    Their inner products are on average exp(-gamma |x - x'|^2), and their squared norm is about 1 and 2 at most. W and b follow
-    from the seed, which is public and protects nothing.
+    Their inner products are on average exp(-gamma |x - x'|^2), squared norms 1 and 2 at most. W and b follow from a seed.
 
     Attributes:
         width: features that it makes.
         gamma: of the kernel, for columns scaled to [-1, 1]; None in a request, for 1 / inputs.
-        seed: of W and b.
+        seed: of W and b (:func:`veilsum_privacy.tasks.feature_maps.waves`); it protects nothing.
         inputs: features of the schema that it takes, in the schema's order; None in a request.
     """
 
@@ -96,43 +91,12 @@ class RandomFeatures(Frozen):
     width: int = Field(ge=1, le=MAX_WIDTH)
     gamma: Real | None = Field(default=None, gt=0, le=1e6)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
-    inputs: int | None = Field(default=None, ge=1, le=MAX_INPUTS)
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        if self.width * self.size > MAX_DRAWN:
-            raise ValueError(f"width times inputs must be at most {MAX_DRAWN}")
-        return self
+    inputs: int | None = Field(default=None, ge=1, le=1024)
 
     @property
     def size(self) -> int:
         """Values that it takes of one record; 0 while anything is open, which no study is signed with."""
         return 0 if self.inputs is None or self.gamma is None else self.inputs
-
-    @property
-    def height(self) -> float:
-        """What the cosines are multiplied by."""
-        return math.sqrt(2.0 / self.width)
-
-    def stated(self, inputs: int) -> "RandomFeatures":
-        """The same with all that was left open, for so many features of a schema."""
-        gamma = 1.0 / inputs if self.gamma is None else self.gamma
-        return RandomFeatures(width=self.width, gamma=gamma, seed=self.seed, inputs=self.inputs or inputs)
-
-    def arrays(self) -> tuple[_Floats, _Floats]:
-        """W (width, inputs), normal of variance 2 gamma, row by row; and b (width,), even in [0, 2 pi).
-
-        SHAKE-256 of the label, width, inputs and seed, the numbers as 8 bytes, gives words of 64 bits, little-endian. Their
-        upper 53 bits k make u = (k + 1/2) / 2^53. The first two halves of those of W are its normal numbers by Box and Muller,
-        sqrt(-2 log u) cos(2 pi u'); then come those of b.
-        """
-        count = self.width * self.size
-        stated = np.array([self.width, self.size, self.seed], dtype="<u8").tobytes()
-        stream = hashlib.shake_256(b"veilsum/1/random-features" + stated).digest(8 * (2 * count + self.width))
-        u = ((np.frombuffer(stream, dtype="<u8") >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
-        normal = np.sqrt(-2.0 * np.log(u[:count])) * np.cos(2.0 * np.pi * u[count : 2 * count])
-        spread = math.sqrt(2.0 * float(self.gamma or 0.0))
-        return (spread * normal).reshape(self.width, self.size), 2.0 * np.pi * u[2 * count :]
 
 
 Encoder = Annotated[Projection | Program | RandomFeatures, Field(discriminator="kind")]
