@@ -32,8 +32,8 @@ class BlockOptions(Frozen):
 class Block(Architecture):
     """torch's TransformerEncoderLayer without dropout, norms last, of the first word's output; then a Linear layer.
 
-    Inputs are (words, width), the words' hidden states. A word of zeros is not there: nothing attends to it. Keys have no bias:
-    it would change nothing.
+    Inputs are (words, width), the words' hidden states. A word of zeros is not there: nothing attends to it. Keys have no
+    bias, for it would change nothing.
     """
 
     name = "block"
