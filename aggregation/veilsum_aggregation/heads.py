@@ -77,6 +77,26 @@ def lda_head(means: Floats, covariance: Floats, priors: Floats, classes: tuple[s
     return LinearHead(weights, bias, classes)
 
 
+def indicator_ridge(counts: Floats, sums: Floats, second: Floats, ridge: float, classes: tuple[str, ...]) -> LinearHead:
+    """Ridge regression of the classes' indicators (Hastie et al., Elements, section 4.2); no ridge holds its intercept.
+
+    With A = sum (x - m)(x - m)^T, projected on the positive semidefinite matrices, and B = sum (e_y - p) x^T for the mean m
+    and the classes' shares p: W = B (A + r I)^-1 and b = p - W m. The largest score is scikit-learn's RidgeClassifier's.
+
+    Args:
+        counts: (K,), not negative, positive in sum.
+        sums: (K, d) of the features by class.
+        second: (d, d) second moments of all records.
+        ridge: r, positive, against a sum over records.
+        classes: K names.
+    """
+    number, total = float(counts.sum()), sums.sum(axis=0)
+    lengths, axes = np.linalg.eigh(second - np.outer(total, total) / number)
+    cross = sums - np.outer(counts / number, total)
+    weights: Floats = cross @ axes / (np.maximum(lengths, 0.0) + ridge) @ axes.T
+    return LinearHead(weights, counts / number - weights @ total / number, classes)
+
+
 @dataclass(frozen=True)
 class NoiseInWeights:
     """What noise of the class sums alone would put into the weights of a discriminant.

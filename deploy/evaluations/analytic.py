@@ -7,13 +7,14 @@ The table has the accuracy of each on records held out, in percent, with the sta
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from evaluations.studies import Sums, study_of
 from evaluations.tables import line, mean_with_error, print_table
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.heads import LinearHead
+from veilsum_aggregation.heads import LinearHead, indicator_ridge
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.shrinkage import noise_ridge
 from veilsum_coordinator.methods import METHODS
@@ -44,13 +45,9 @@ def analytic_head(release: Release, classes: tuple[str, ...], like: LinearHead) 
     """The ridge, of the same features as ``like``; they are centred at their mean and indicators at the classes' shares."""
     values, std = release.values, release.noise_std
     counts, sums = np.maximum(values["counts"], 0.0), values["sums"]
-    number, total = float(counts.sum()), sums.sum(axis=0)
-    gram = symmetric(values["squares"], values["products"]) - np.outer(total, total) / number
-    cross = sums - np.outer(counts / number, total)
-    lengths, axes = np.linalg.eigh(gram)
-    ridge = noise_ridge(std["squares"], len(gram), 1.0)
-    weights = cross @ axes / (np.maximum(lengths, 0.0) + ridge) @ axes.T
-    return LinearHead(weights, counts / number - weights @ (total / number), classes, like.centre, like.clip)
+    ridge = noise_ridge(std["squares"], sums.shape[1], 1.0)
+    head = indicator_ridge(counts, sums, symmetric(values["squares"], values["products"]), ridge, classes)
+    return replace(head, centre=like.centre, clip=like.clip)
 
 
 def split(name: str, epsilon: float, seed: int) -> tuple[float, float]:

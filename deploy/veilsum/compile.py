@@ -26,7 +26,7 @@ from veilsum_privacy.accounting.accountant import Adaptive, Course, GaussianEven
 from veilsum_privacy.accounting.figures import calibrate_noise_multiplier
 from veilsum_privacy.accounting.gaussian import SMOOTHING
 from veilsum_privacy.accounting.prices import declared_event
-from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.encoder import Projection, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import MAX_STUDY_BYTES, STATEMENTS, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
@@ -315,15 +315,19 @@ def draft_study(
     private = request.privacy.noise != "none"
     if isinstance(request.encoder, ReleasedProjection):
         raise Misuse("The request's projection has not been read.", "Use load_study_request.")
-    if request.encoder is not None and request.encoder.size != schema.width:
-        released = isinstance(request.encoder, Projection)
+    encoder = request.encoder
+    if isinstance(encoder, RandomFeatures):
+        left = {"gamma": encoder.gamma or 1.0 / schema.width, "inputs": encoder.inputs or schema.width}
+        encoder = validate({**encoder.model_dump(), **left}, RandomFeatures, source=f"study {request.name!r}, [encoder]")
+    if encoder is not None and encoder.size != schema.width:
+        released = isinstance(encoder, Projection)
         raise ConfigurationError(
-            f"study {request.name!r}, [encoder]: the {request.encoder.kind} takes {request.encoder.size} features;"
+            f"study {request.name!r}, [encoder]: the {encoder.kind} takes {encoder.size} features;"
             f" the schema has {schema.width}.",
             "Use the schema of the study that released it." if released else "Correct encoder.inputs, or the schema.",
         )
     records, unit = request.expected_records or schema.max_records, request.unit(schema)
-    inputs = Inputs(schema, request.encoder, len(members), private, records, request.privacy.epsilon, unit)
+    inputs = Inputs(schema, encoder, len(members), private, records, request.privacy.epsilon, unit)
     if "outcome" in request.all_parameters and "outcome" not in method.Parameters.model_fields:
         from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
 
@@ -342,7 +346,7 @@ def draft_study(
         "parameters": parameters.model_dump(mode="json"),
         "dataset": request.dataset,
         "data": schema,
-        "encoder": request.encoder,
+        "encoder": encoder,
         "participants": members,
         "weights": dict.fromkeys(members, 1),
         **{name: getattr(request, name) for name in STATEMENTS},

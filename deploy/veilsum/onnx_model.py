@@ -31,7 +31,9 @@ from veilsum_participant.applying.heads import Head, LinearArrays, MlpHead, Netw
 from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArrays
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import RandomFeatures
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.tasks.feature_maps import height, waves
 from veilsum_privacy.training.losses import LARGEST_EXPONENT
 from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS, Trees
 
@@ -110,6 +112,9 @@ def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = Non
         told |= _columns(model.schema)
         if isinstance(encoder := model.recipe.encoder, ProjectionArrays):
             x = graph.affine(graph.single(x), model.arrays[encoder.matrix], model.arrays[encoder.offset])
+        elif isinstance(encoder, RandomFeatures):
+            cosines = graph.node("Cos", graph.affine(graph.single(x), *waves(encoder)))
+            x = graph.node("Mul", cosines, graph.constant(np.float32(height(encoder))))
     if (alignment := model.recipe.alignment) is not None:
         if model.aligned is not None or not isinstance(alignment, Maps):
             raise Misuse(

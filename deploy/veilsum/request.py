@@ -11,7 +11,7 @@ from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, VeilsumError, told_as
 from veilsum_node.fields import Frozen, Name, Words
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
-from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.encoder import Program, Projection, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema, with_groups
 from veilsum_privacy.study.study import NoiseKind, Unit
@@ -72,11 +72,11 @@ class ReleasedProjection(Frozen):
 
 
 def _encoder_form(value: Any) -> str:
-    """Which of the three an ``[encoder]`` table is meant to be, so that its faults are named as that one's."""
+    """Which of the four an ``[encoder]`` table is meant to be, so that its faults are named as that one's."""
     if not isinstance(value, Mapping):
         return str(getattr(value, "kind", "released"))
     kind = value.get("kind", "program" if {"format", "inputs"} & value.keys() else "released")
-    return kind if kind in ("projection", "released") else "program"
+    return kind if kind in ("projection", "random-features", "released") else "program"
 
 
 class StudyRequest(Frozen):
@@ -118,6 +118,7 @@ class StudyRequest(Frozen):
         Annotated[
             Annotated[Projection, Tag("projection")]
             | Annotated[Program, Tag("program")]
+            | Annotated[RandomFeatures, Tag("random-features")]
             | Annotated[ReleasedProjection, Tag("released")],
             Discriminator(_encoder_form),
         ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.kernel_approximation import RBFSampler
 from torch import nn
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
@@ -19,9 +20,10 @@ from veilsum_participant.data import local as local_module
 from veilsum_participant.protocol.policy import term_faults
 from veilsum_participant.settings.dataset_config import EncoderConfig
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.encoder import Program, RandomFeatures
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.agreed import AgreedStudy
+from veilsum_privacy.tasks.feature_maps import waves
 
 INPUTS, WIDTH, ROWS = 6, 4, 30
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -71,6 +73,22 @@ def test_the_sums_are_of_the_programs_features(tmp_path: Path, program: tuple[nn
     sums = np.array([features[y == label].sum(axis=0) for label in (0, 1)])
     np.testing.assert_allclose(release.values["sums"], sums, atol=2e-3)
     assert release.cohort == ("a", "b", "c")
+
+
+def test_the_sums_are_of_random_features_that_every_site_draws(tmp_path: Path) -> None:
+    """Through enrolment, its trials and encryption; scikit-learn's features with the same draws, of each site's records."""
+    bed = _bed(tmp_path, b"", "abc")
+    declared = RandomFeatures(width=20, gamma=0.4, seed=3, inputs=INPUTS)
+    study = bed.compile(make_request(schema_of(INPUTS), "fedcgs", None).model_copy(update={"encoder": declared}))
+    release = bed.local.prepare(bed.local.submit(study, bed.analyst)).sum(study.tasks[0].label)
+    made = RBFSampler(gamma=0.4, n_components=20).fit(np.zeros((1, INPUTS)))
+    matrix, made.random_offset_ = waves(declared)
+    made.random_weights_ = matrix.T
+    own = make_data("abc", ROWS, INPUTS).values()
+    features = made.transform(np.concatenate([x for x, _ in own]).clip(-1.0, 1.0))
+    y = np.concatenate([labels for _, labels in own])
+    sums = np.array([features[y == label].sum(axis=0) for label in (0, 1)])
+    np.testing.assert_allclose(release.values["sums"], sums, atol=2e-3)
 
 
 def test_a_site_without_the_file_refuses_before_it_enrols(tmp_path: Path, program: tuple[nn.Module, bytes, Program]) -> None:

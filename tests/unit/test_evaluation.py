@@ -41,7 +41,7 @@ from veilsum_participant.applying.measurement import measure
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.results.result import Result, save_result
-from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.encoder import Projection, RandomFeatures
 from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
@@ -421,6 +421,16 @@ def test_a_models_encoder_comes_with_it(tmp_path: Path) -> None:
     model = Model.from_result(Result("fedsgd", {}, arrays, applied))
     right = sum(int((model.predict(own) == own.labels).sum()) for own in data.values())
     assert result.summary["accuracy"]["value"] == pytest.approx(right / 180, abs=0.15)
+    drawn = RandomFeatures(width=2, gamma=0.3, inputs=WIDTH, seed=1)
+    applied["encoder"] = drawn.model_dump(mode="json")
+    waves = Result("fedsgd", {}, named, applied)
+    save_result(tmp_path / "model", waves)
+    again = load_study_request(study_file(tmp_path))
+    assert again.encoder == drawn
+    assert find_released(tmp_path, compiled(again)).keys() == {"model.head.weight", "model.head.bias"}
+    found = FederatedEvaluation().run(federation(compiled(again), data, find_released(tmp_path, compiled(again))))
+    right = sum(int((Model.from_result(waves).predict(own) == own.labels).sum()) for own in data.values())
+    assert found.summary["accuracy"]["value"] == pytest.approx(right / 180, abs=0.15)
     with pytest.raises(ConfigurationError, match="another encoder"):
         with_model(
             StudyRequest(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.special import softmax
+from scipy.stats import chisquare
 
 from support.federation import schema_of
 from support.studies import Watched, agreed, complete, pooled, skewed_sites
@@ -308,6 +311,65 @@ def test_a_coordinated_design_meets_any_importance() -> None:
     assert who.summary()["always"] == ["site-0"]
 
 
+def test_uniform_rounds_take_every_set_of_sites_alike() -> None:
+    given = dict(zip(FIVE, (0.9, 0.025, 0.025, 0.03, 0.02), strict=True))
+    who = Participation(ParticipationParameters(mode="uniform", size=2, importance=given), FIVE)
+    rng, counts = np.random.default_rng(0), Counter[tuple[str, ...]]()
+    for _ in range(10_000):
+        members, told = who.draw(rng)
+        assert members is not None
+        counts[members] += 1
+        np.testing.assert_allclose(told[WEIGHTS], list(given.values()))
+    assert set(counts) == set(combinations(FIVE, 2))
+    assert chisquare(list(counts.values())).pvalue > 1e-4
+    assert who.scale(FIVE[:1]) == 1.0
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("importance", [(1.0, 1.0, 1.0, 1.0, 1.0), (0.6, 0.1, 0.1, 0.1, 0.1)])
+def test_fedavg_k_in_plain_numpy(importance: tuple[float, ...], unscaled: bool) -> None:
+    """McMahan et al. divide by the sum of a round's weights; FedAVOT's control is sum_i (N / K) p_i theta_i as it stands."""
+    sites = skewed_sites(0, 100, sites=FIVE)
+    sites["site-3"] = sites["site-3"].take(slice(0))
+    p = np.array(importance) / sum(importance)
+    table = {"mode": "uniform", "size": 2, "importance": dict(zip(FIVE, importance, strict=True)), "unscaled": unscaled}
+    study = compiled(sites=FIVE, rounds=6, participation=table, **CONVEX)
+    result, watched = run(study, sites)
+    factors = set()
+    for number, members in enumerate(watched.members):
+        assert members is not None
+        assert len(members) == 2
+        places = [FIVE.index(name) for name in members]
+        weights = 5 / 2 * p[places] if unscaled else p[places] / p[places].sum()
+        factors.add(round(float(weights.sum()), 9))
+        parts = own_models(watched, number, sites, Descent(1, 64, 0.5))
+        after = watched.broadcasts[number + 1] if number < 5 else result.arrays
+        for index, name in enumerate(("model.head.weight", "model.head.bias")):
+            expected = sum(weight * parts[place][index] for weight, place in zip(weights, places, strict=True))
+            np.testing.assert_allclose(after[name], expected, atol=1e-8)
+    assert len(set(watched.members)) > 1
+    assert (factors == {1.0}) == (not unscaled or len(set(importance)) == 1)
+    assert result.summary["participation"] == {"mode": "uniform", "size": 2}
+
+
+def test_a_member_that_fails_leaves_unscaled_weights_of_those_who_came() -> None:
+    given = dict(zip(FIVE, (0.6, 0.1, 0.1, 0.1, 0.1), strict=True))
+    who = Participation(ParticipationParameters(mode="uniform", size=3, importance=given, unscaled=True), FIVE)
+    assert who.scale(("site-0", "site-4")) == pytest.approx(5 / 2 * 0.7)
+    assert who.scale(["site-4"]) == pytest.approx(0.5)
+
+
+def test_a_public_draw_of_sites_lowers_no_price() -> None:
+    """Members know of each round that they are in it: a site drawn every time spends what one does where all take part."""
+    plain = compiled(epsilon=3.0, sites=FIVE, rounds=4, sampling_rate=0.2)
+    drawn = compiled(epsilon=3.0, sites=FIVE, rounds=4, sampling_rate=0.2, participation={"mode": "uniform", "size": 2})
+    for study in (plain, drawn):
+        (task,) = study.tasks
+        assert (task.releases, task.sampling_rate) == (4, 0.2)
+    assert drawn.tasks[0].variance == plain.tasks[0].variance
+    assert drawn.privacy.epsilon == plain.privacy.epsilon
+
+
 @pytest.mark.parametrize("mode", ["available", "natural", "coordinated"])
 def test_a_round_is_the_weighted_mean_of_its_members(mode: str) -> None:
     sites = skewed_sites(0, 100, sites=FIVE)
@@ -343,6 +405,8 @@ def test_a_round_is_the_weighted_mean_of_its_members(mode: str) -> None:
         ),
         ({"weighting": "records", "participation": {"mode": "coordinated", "size": 2}}, "importance"),
         ({"participation": {"mode": "coordinated"}}, "takes a size"),
+        ({"participation": {"mode": "uniform"}}, "uniform participation takes a size"),
+        ({"participation": {"mode": "coordinated", "size": 2, "unscaled": True}}, "of uniform participation"),
         ({"participation": {"mode": "available"}}, "either rates"),
         ({"participation": {"size": 3}}, "either rates"),
         ({"model": {"name": "lenet5"}}, "images"),
@@ -363,9 +427,14 @@ def test_what_is_refused_under_noise() -> None:
 
 
 def test_sites_that_a_table_does_not_know_are_named() -> None:
-    for table in ({"importance": {"site-9": 1.0}}, {"importance": dict.fromkeys(SITES[:2], 1.0)}):
-        study = compiled(participation={"mode": "coordinated", "size": 2, **table})
-        with pytest.raises(ConfigurationError, match="site-"):
+    for mode in ("coordinated", "uniform"):
+        for table in ({"importance": {"site-9": 1.0}}, {"importance": dict.fromkeys(SITES[:2], 1.0)}):
+            study = compiled(participation={"mode": mode, "size": 2, **table})
+            with pytest.raises(ConfigurationError, match="site-"):
+                METHODS["fedavg"].run(Watched(study, skewed_sites(0)))
+    for table, match in (({"size": 4}, "exceeds"), ({"importance": dict(zip(SITES, (1, 1, 0), strict=True))}, "every site")):
+        study = compiled(participation={"mode": "uniform", "size": 2, **table})
+        with pytest.raises(ConfigurationError, match=match):
             METHODS["fedavg"].run(Watched(study, skewed_sites(0)))
 
 

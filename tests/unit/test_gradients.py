@@ -33,6 +33,7 @@ SPECS = {
     "lenet5": (ModelSpec(name="lenet5", inputs=(1, 16, 16)), 256),
     "vgg11": (ModelSpec(name="vgg11", inputs=(1, 8, 8), options={**SMALL, "hidden": 12}), 64),
     "resnet18": (ModelSpec(name="resnet18", inputs=(1, 8, 8), options=SMALL), 64),
+    "block": (ModelSpec(name="block", inputs=(5, 6), options={"heads": 3, "hidden": 7}), 30),
 }
 LOSS_SHAPE = "neither \\(B, 1\\) nor a mean"
 
@@ -176,7 +177,7 @@ def test_an_empty_batch_is_zero(key: str, grouped: bool) -> None:
     np.testing.assert_array_equal(found.total, np.zeros(architecture.size))
 
 
-@pytest.mark.parametrize("key", ["linear", "mlp", "lenet5", "vgg11"])
+@pytest.mark.parametrize("key", ["linear", "mlp", "lenet5", "vgg11", "block"])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_invalid_records_contribute_zero_and_touch_no_other(key: str, grouped: bool) -> None:
     architecture = build(key)

@@ -163,6 +163,11 @@ def test_a_projection_and_a_sites_map_come_before_the_head(site: str) -> None:
     assert "berlin, oslo" in caught.value.advice
 
 
+def test_random_features_come_before_the_head() -> None:
+    encoder = {"kind": "random-features", "width": 30, "gamma": 0.5, "seed": 4, "inputs": WIDTH}
+    assert_same(linear_result(MIXED, 30, "centre", encoder=encoder), MIXED, n=1000)
+
+
 class Pressed(Frozen):
     """No options."""
 

@@ -68,6 +68,7 @@ REALS: tuple[Callable[[Symbol, Symbol], Symbol], ...] = (
     lambda a, b: s.where(a > b, a, b),
     lambda a, b: s.exp(s.clip(a, -30.0, 5.0)) * (b == b),
     lambda a, b: s.log(abs(a) + 1.0) - b,
+    lambda a, b: s.cos(a) + b,
     lambda a, b: s.square(a) + s.rounded(b),
     lambda a, b: s.real(s.whole(a)) + b,
     lambda a, b: s.where(s.finite(a) & ~(b < 0.0), a, -b),

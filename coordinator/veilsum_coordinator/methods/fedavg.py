@@ -10,7 +10,9 @@ Who takes part in a round, and with which weight, such that sites count as their
 ``available``: subsets of sites turn up with known probabilities; weights within each subset come from masked optimal
 transport between importances and subsets. Who turns up is drawn here, which simulates it. ``natural``: the same weights, and
 whoever comes takes part. ``coordinated``: the coordinator chooses so many sites a round with such probabilities that
-importance is met exactly (:mod:`veilsum_aggregation.participation`). Weights are public and reach sites in the broadcast.
+importance is met exactly (:mod:`veilsum_aggregation.participation`). ``uniform``: the control of the papers, FedAvg(K), in
+which all sets of so many sites are equally likely. Weights are public and reach sites in the broadcast. So are the members: a
+draw that everybody sees hides nobody, and no price is lowered for it.
 """
 
 from __future__ import annotations
@@ -84,6 +86,9 @@ from veilsum_privacy.training.server_steps import stated_weights
 SHOWN = 20
 """Most sites that a summary lists."""
 
+CHOSEN = ("coordinated", "uniform")
+"""Modes in which the coordinator chooses a number of sites."""
+
 
 class Available(Frozen):
     """One subset of sites that may turn up.
@@ -98,21 +103,24 @@ class Available(Frozen):
 
 
 class ParticipationParameters(Frozen):
-    """Who takes part, all public. One of ``rates``, ``subsets`` and, for ``coordinated``, ``size`` says how.
+    """Who takes part, all public. One of ``rates``, ``subsets`` and, where sites are chosen, ``size`` says how.
 
     Attributes:
         mode: see the module.
         importance: of each site, in proportion; None where all count alike.
         rates: of each site; two of them turn up, drawn in turn at these rates.
         subsets: that turn up.
-        size: K, sites in a coordinated round.
+        size: K, sites in a round that are chosen.
+        unscaled: of ``uniform``: weights N p_i / K as FedAVOT's FedAvg(K) has them, whose sum is 1 on average only, and by
+            which the whole model is multiplied. Otherwise a round's weights are its members' p_i over their sum.
     """
 
-    mode: Literal["available", "coordinated", "natural"] = "available"
+    mode: Literal["available", "coordinated", "natural", "uniform"] = "available"
     importance: dict[Name, Real] | None = None
     rates: dict[Name, Real] | None = None
     subsets: tuple[Available, ...] = ()
     size: int | None = Field(default=None, ge=1, le=1024)
+    unscaled: bool = Field(default=False, exclude_if=lambda stated: not stated)
 
     @property
     def smallest(self) -> int | None:
@@ -125,9 +133,11 @@ class ParticipationParameters(Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> ParticipationParameters:
-        if self.mode == "coordinated":
+        if self.unscaled and self.mode != "uniform":
+            raise ValueError("unscaled weights are those of uniform participation")
+        if self.mode in CHOSEN:
             if self.size is None or self.rates is not None or self.subsets:
-                raise ValueError("coordinated participation takes a size, and neither rates nor subsets")
+                raise ValueError(f"{self.mode} participation takes a size, and neither rates nor subsets")
         elif (self.rates is None) == (not self.subsets) or self.size is not None:
             raise ValueError("participation by availability takes either rates, of pairs, or subsets, and no size")
         return self
@@ -145,10 +155,17 @@ class Participation:
         given = parameters.importance or dict.fromkeys(self._names, 1.0)
         importance = self._by_site(given, "importance")
         self.importance = importance / importance.sum()
-        if parameters.mode == "coordinated":
+        if parameters.mode in CHOSEN:
             self._coordinate()
         else:
             self._transport()
+
+    def scale(self, members: Collection[str]) -> float:
+        """What a round's weights sum to: 1, but for unscaled ones N / K times its members' importance."""
+        if not self._parameters.unscaled:
+            return 1.0
+        own = [self.importance[self._names.index(name)] for name in members]
+        return len(self._names) * float(np.mean(own))
 
     def draw(self, rng: np.random.Generator) -> tuple[tuple[str, ...] | None, dict[str, Floats]]:
         """The next round's members, None for whoever comes, and the arrays that weigh them."""
@@ -158,11 +175,17 @@ class Participation:
         if mode == "available":
             members = self._subsets[int(rng.choice(len(self._probabilities), p=self._probabilities))]
             return tuple(self._names[index] for index in members), {SCORES: self._scores}
-        members = draw_design(self._inclusion, self._parameters.size or 1, rng)
+        size = self._parameters.size or 1
+        if mode == "uniform":
+            members = np.sort(rng.choice(len(self._names), size, replace=False))
+        else:
+            members = draw_design(self._inclusion, size, rng)
         return tuple(self._names[index] for index in members), {WEIGHTS: self._weights}
 
     def summary(self) -> dict[str, Any]:
         """What was reached: for weights by transport the residual, whether importance can be met, and who is in the way."""
+        if self._parameters.mode == "uniform":
+            return {"mode": "uniform", "size": self._parameters.size}
         if self._parameters.mode == "coordinated":
             always = [name for name, share in zip(self._names, self._inclusion, strict=True) if share >= 1.0 - 1e-12]
             return {"mode": "coordinated", "size": self._parameters.size, "residual": 0.0, "always": always[:SHOWN]}
@@ -181,10 +204,15 @@ class Participation:
         size = self._parameters.size or 1
         if size > len(self._names):
             raise ConfigurationError(f"parameters.participation: size {size} exceeds the study's {len(self._names)} sites.")
+        if self._parameters.mode == "uniform":
+            if not self.importance.all():
+                raise ConfigurationError("parameters.participation: of uniform rounds every site must have importance.")
+            self._weights: Floats = self.importance
+            return
         if size > np.count_nonzero(self.importance):
             raise ConfigurationError(f"parameters.participation: fewer than {size} sites have importance.")
         self._inclusion: Floats = inclusion_probabilities(self.importance, size)
-        self._weights: Floats = design_weights(self.importance, self._inclusion)
+        self._weights = design_weights(self.importance, self._inclusion)
 
     def _transport(self) -> None:
         rates = self._parameters.rates
@@ -353,7 +381,7 @@ class FedAvg(Method[FedAvgParameters]):
         mean = {name: np.zeros_like(values) for name, values in rounds.trained.items()}
         for number in range(1, parameters.rounds + 1):
             drawn, weights = (None, {}) if who is None else who.draw(rng)
-            rounds.round({**reference, **weights}, _in_both(able, drawn))
+            rounds.round({**reference, **weights}, _in_both(able, drawn), None if who is None else who.scale)
             if number > parameters.rounds - averaged:
                 mean = {name: mean[name] + values / averaged for name, values in rounds.trained.items()}
         trained = mean if averaged else rounds.trained

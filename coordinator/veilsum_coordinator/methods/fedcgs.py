@@ -23,7 +23,7 @@ from veilsum_aggregation import moments
 from veilsum_aggregation.alignment import mapped_moments, mapped_noise
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
-from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
+from veilsum_aggregation.heads import LinearHead, NoiseInWeights, indicator_ridge, lda_head, noise_in_weights
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
 from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.alignment import (
@@ -63,6 +63,7 @@ from veilsum_coordinator.parts.query_requests import QueryRequest, expand, weigh
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import RandomFeatures
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -96,11 +97,14 @@ class FedCGSParameters(FeatureRules):
             categorical columns / 2); of the schema's own features as they are the root mean square norm of a record whose
             numbers are spread evenly between their bounds, sqrt(numbers / 3 + categorical columns), and without noise what no
             record exceeds; of a projection's features 0.7, and without noise 8. Features that a program makes have no default.
-        centre: whether a noised mean of the schema's own features is released first and taken off them. By default it is with
-            noise, where neither an alignment nor generation comes before, and moments are joint.
+        centre: whether a noised mean of the schema's own features, or of random ones, is released first and taken off them. By
+            default it is with noise, where neither an alignment nor generation comes before, and moments are joint.
         centre_share: part of the budget that this release takes.
         describe: whether this release is of every column by class, so that the result has class means, standard deviations and
             shares in the columns' own units. Its mean has more noise, which costs some accuracy where epsilon is small.
+        head: ``discriminant``, or ``ridge``: regression of the classes' indicators on the features, of the same sums.
+        ridge: of that regression, against a sum over records. By default 1 without noise, and under noise what it can add to a
+            direction of the second moments.
         priors: class probabilities of the discriminant, ``released`` (from the noised counts) or ``equal``.
         disclosure: ``joint`` releases the sum over all sites, ``per-site`` each site's own moments. An alignment's mode says
             it in its place.
@@ -123,6 +127,8 @@ class FedCGSParameters(FeatureRules):
     split: Split | None = None
     shrinkage: Literal["noised", "ridge"] = "noised"
     covariance: Literal["within", "total"] = Field(default="within", exclude_if=lambda kind: kind == "within")
+    head: Literal["discriminant", "ridge"] = Field(default="discriminant", exclude_if=lambda kind: kind == "discriminant")
+    ridge: Real | None = Field(default=None, gt=0, le=1e12, exclude_if=lambda stated: stated is None)
     scored: Literal["clipped", "whole"] | None = Field(default=None, exclude_if=lambda scored: scored is None)
     alignment: AlignmentParameters | None = None
     generation: GenerationParameters | None = None
@@ -141,14 +147,23 @@ class FedCGS(Method[FedCGSParameters]):
             by_class = parameters.generation is None
             alignment = resolve_alignment(alignment, inputs, classes=by_class)
         alone = alignment is None and parameters.generation is None and parameters.disclosure == "joint"
-        possible = alone and inputs.encoder is None and inputs.private
+        drawn = isinstance(inputs.encoder, RandomFeatures)
+        possible = alone and (inputs.encoder is None or drawn) and inputs.private
+        if parameters.head == "ridge" and parameters.generation is not None:
+            raise ConfigurationError(
+                "A ridge is of released records, and generation has none.", 'Leave `head` out, or take "discriminant".'
+            )
+        if parameters.head == "ridge" and (parameters.covariance == "total" or parameters.priors == "equal"):
+            raise ConfigurationError("A ridge has neither priors nor a covariance to choose.", "Leave them out.")
+        if parameters.ridge is not None and parameters.head != "ridge":
+            raise ConfigurationError("`ridge` is of the head of that name.", 'State head = "ridge", or leave it out.')
         if parameters.centre and not possible:
             raise ConfigurationError(
-                "fedcgs centres the schema's own features, in studies with noise and of joint moments alone.",
+                "fedcgs centres the schema's own features, and random ones, in studies with noise and of joint moments alone.",
                 "Leave `centre` out.",
             )
         centre = possible and parameters.centre is not False
-        if parameters.describe and not centre:
+        if parameters.describe and (drawn or not centre):
             raise ConfigurationError(
                 "fedcgs describes the columns where it centres them: in studies with noise and of joint moments alone.",
                 'Leave `describe` out, and ask the method statistics (kind = "table-one", by the label).',
@@ -161,7 +176,7 @@ class FedCGS(Method[FedCGSParameters]):
             raise ConfigurationError(
                 "fedcgs scores records clipped about their centre, where it takes one off.", "Leave `scored` out."
             )
-        clip = parameters.clip or (centred_clip(inputs.schema) if centre else None)
+        clip = parameters.clip or (centred_clip(inputs.schema, inputs.encoder) if centre else None)
         default = TWO_CLASSES_SPLIT if centre and len(inputs.classes) == 2 else DEFAULT_SPLIT
         resolved = {
             "clip": resolved_clip(clip, inputs),
@@ -319,6 +334,11 @@ def discriminant(
         covariance = _regular(moments.shrink_oas(within, number))
     priors = counts if parameters.priors == "released" else np.ones(len(known))
     classes = tuple(schema.classes[index] for index in known)
+    if parameters.head == "ridge":
+        ridge = float(parameters.ridge or noise_ridge(std["squares"], sums.shape[1], 1.0) or 1.0)
+        total = moments.within_covariance(counts.sum(keepdims=True), sums.sum(axis=0)[None], second, 0.0)
+        penalised = shrink_ridge(total, ridge / number)
+        return indicator_ridge(counts, sums, second, ridge, classes), noise_in_weights(counts, sums, penalised, std["sums"])
     means, noise = sums / counts[:, None], noise_in_weights(counts, sums, covariance, std["sums"])
     if parameters.scored == "clipped":
         means = (1.0 - noise.share) * means

@@ -37,7 +37,7 @@ from veilsum_coordinator.parts.moment_plans import Missing, MomentReference, Spl
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.encoder import Encoder, Program, Projection
+from veilsum_privacy.study.encoder import Encoder, Program, Projection, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn, NumberColumn
 from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET, ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.tasks.outcomes import Outcome
@@ -378,7 +378,7 @@ _SCORES = {
 
 def encoder_application(encoder: Encoder | None) -> dict[str, Any] | None:
     """How a result names the encoder of its study."""
-    if isinstance(encoder, Program):
+    if isinstance(encoder, Program | RandomFeatures):
         return encoder.model_dump(mode="json")
     if isinstance(encoder, Projection):
         return {"kind": "projection", "sha256": encoder.sha256, "matrix": ENCODER_MATRIX, "offset": ENCODER_OFFSET}

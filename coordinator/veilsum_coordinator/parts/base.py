@@ -24,7 +24,7 @@ from veilsum_coordinator.parts.federation import Federation, NoFurtherRoundError
 from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.array_bytes import in_range
-from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.encoder import Encoder
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS
@@ -230,7 +230,7 @@ class Inputs:
     """
 
     schema: DatasetSchema
-    encoder: Projection | Program | None = None
+    encoder: Encoder | None = None
     sites: int = 2
     private: bool = True
     records: int = 1000

@@ -8,7 +8,7 @@ All of it is computed from released sums. The sites' part stands in :mod:`veilsu
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -250,12 +250,18 @@ class LocalRounds:
         self._optimiser = ServerOptimiser(resolved_server(parameters.server), task.architecture.shapes())
         self._generated = np.random.default_rng((parameters.seed, 0)).integers(2**53, size=federation.study.sites)
 
-    def round(self, broadcast: Mapping[str, Floats] | None = None, members: Collection[str] | None = None) -> float:
+    def round(
+        self,
+        broadcast: Mapping[str, Floats] | None = None,
+        members: Collection[str] | None = None,
+        scale: Callable[[Collection[str]], float] | None = None,
+    ) -> float:
         """One round; returns the L2 norm of the change.
 
         Args:
             broadcast: arrays beside the model, as generation or weights need them.
             members: who may take part; None for all.
+            scale: what the mean of a cohort's models is multiplied by; None for 1.
         """
         study, number, shapes = self._federation.study, len(self.changes) + 1, self.task.architecture.shapes()
         order = np.random.default_rng((self._parameters.seed, 1 + number)).integers(2**53, size=study.sites)
@@ -272,6 +278,8 @@ class LocalRounds:
         if self._parameters.normalised:
             update = update * (float(release.values[STEPS][0]) / weight)
         update = self._part.absorb(release, update, weight, len(release.cohort) / study.sites)
+        if scale is not None and (factor := scale(release.cohort)) != 1.0:
+            update = factor * update + (factor - 1.0) * flatten(self.model, shapes)
         before, gradient = flatten(self.model, shapes), unflatten(-update, shapes)
         self.model = self._optimiser.step(self.model, gradient)
         self.changes.append(float(np.linalg.norm(flatten(self.model, shapes) - before)))

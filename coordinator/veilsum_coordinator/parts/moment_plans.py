@@ -27,7 +27,7 @@ from veilsum_coordinator.parts.federation import Federation, Release, released_n
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.encoder import Encoder, Program, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
@@ -91,10 +91,16 @@ def default_clip(schema: DatasetSchema) -> float:
     return math.sqrt(numbers / 3.0 + (len(schema.columns) - numbers))
 
 
-def centred_clip(schema: DatasetSchema) -> float:
-    """The clip norm of features from which their mean was taken; measured in docs/results.md."""
+def centred_clip(schema: DatasetSchema, encoder: Encoder | None = None) -> float:
+    """The clip norm of features from which their mean was taken, V^1/2 of the schema's own; measured in docs/results.md.
+
+    Of random features it is (1 - exp(-2 gamma V))^1/2: what two records apart by 2 V have not in common.
+    """
     numbers = sum(isinstance(column, NumberColumn) for column in schema.columns)
-    return math.sqrt(numbers / 30.0 + (len(schema.columns) - numbers) / 2.0)
+    variance = numbers / 30.0 + (len(schema.columns) - numbers) / 2.0
+    if isinstance(encoder, RandomFeatures):
+        return math.sqrt(-math.expm1(-2.0 * float(encoder.gamma or 0.0) * variance))
+    return math.sqrt(variance)
 
 
 def resolved_clip(clip: float | None, inputs: Inputs) -> float:
@@ -102,7 +108,8 @@ def resolved_clip(clip: float | None, inputs: Inputs) -> float:
 
     The schema's own features: :func:`default_clip` under noise, sqrt(width) without, which no record exceeds. Features of a
     released projection, whose root mean square norm is about 1: :data:`PROJECTED` under noise, :data:`GENEROUS` without,
-    since a clip that saves no noise only loses.
+    since a clip that saves no noise only loses. Of random features: 1, which is their root mean square, and sqrt 2, which none
+    exceeds.
 
     Raises:
         ConfigurationError: a program makes the features, whose scale nobody can know.
@@ -116,6 +123,8 @@ def resolved_clip(clip: float | None, inputs: Inputs) -> float:
             "A study whose features a program makes must state parameters.clip.",
             "Take the norm that most feature vectors keep within, known from other data than the sites'.",
         )
+    if isinstance(inputs.encoder, RandomFeatures):
+        return 1.0 if inputs.private else math.sqrt(2.0)
     return PROJECTED if inputs.private else GENEROUS
 
 

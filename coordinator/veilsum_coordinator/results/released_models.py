@@ -21,7 +21,7 @@ from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE, predictor_boun
 from veilsum_coordinator.parts.predictions import Prediction, Predictor
 from veilsum_node.errors import HostileInput, Misuse, StateError, VeilsumError, raising
 from veilsum_privacy.results.result import MANIFEST, Result, load_result
-from veilsum_privacy.study.encoder import Encoder, Program, Projection
+from veilsum_privacy.study.encoder import Encoder, Program, Projection, RandomFeatures
 from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -281,7 +281,7 @@ def _encoder(told: Mapping[str, Any] | None, result: Result) -> Encoder | None:
         return None
     if told["kind"] == "projection":
         return result_projection(result)[0]
-    return Program.model_validate(dict(told))
+    return (RandomFeatures if told["kind"] == "random-features" else Program).model_validate(dict(told))
 
 
 def result_projection(result: Result) -> tuple[Projection, dict[str, Floats]]:

@@ -31,10 +31,10 @@ from veilsum_node.errors import DataError, HostileInput, Misuse, raising
 from veilsum_participant.applying.heads import head_scores
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
 from veilsum_privacy.results.result import Result, load_result
-from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.encoder import Program, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.feature_maps import exact_affine
+from veilsum_privacy.tasks.feature_maps import exact_affine, height, waves
 
 Move = Callable[[Floats, Bools], Floats]
 """An alignment: of finite features (n, m), and of which columns of the records are present (n, d)."""
@@ -143,6 +143,8 @@ class Model:
         if isinstance(self.recipe.encoder, ProjectionArrays):
             named = self.recipe.encoder
             x = exact_affine(x, self.arrays[named.matrix], self.arrays[named.offset])
+        elif isinstance(drawn := self.recipe.encoder, RandomFeatures):
+            x = np.cos(exact_affine(x, *waves(drawn))) * height(drawn)
         elif self.program is not None:
             x = self.program(x)
         if move is not None:

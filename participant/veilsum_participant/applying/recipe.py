@@ -20,7 +20,7 @@ from veilsum_node.errors import HostileInput, Misuse, raising
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead, PersonalHead, ReleasedHead
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.encoder import Program, Projection, RandomFeatures
 from veilsum_privacy.study.projections import check_projection
 from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, LabelColumn
 from veilsum_privacy.tasks.parameters import MomentUse
@@ -146,7 +146,7 @@ class _Application(BaseModel):
     scaling: str = ""
     missing: str = ""
     missing_rule: Literal["skip", "centre"] = "centre"
-    encoder: Annotated[ProjectionArrays | Program, Field(discriminator="kind")] | None = None
+    encoder: Annotated[ProjectionArrays | Program | RandomFeatures, Field(discriminator="kind")] | None = None
     alignment: (
         Annotated[Annotated[Maps, Tag("maps")] | Annotated[OwnAlignment, Tag("own")], Discriminator(_alignment_kind)] | None
     ) = None
@@ -172,7 +172,7 @@ class Recipe:
 
     schema: DatasetSchema
     missing_rule: Literal["skip", "centre"]
-    encoder: ProjectionArrays | Program | None
+    encoder: ProjectionArrays | Program | RandomFeatures | None
     alignment: Maps | OwnAlignment | None
     head: Head | None
     classes: tuple[Name, ...]
@@ -257,13 +257,13 @@ class _Arrays:
         return self.taken[name]
 
 
-def _width(encoder: ProjectionArrays | Program | None, schema: DatasetSchema, arrays: _Arrays) -> int:
+def _width(encoder: ProjectionArrays | Program | RandomFeatures | None, schema: DatasetSchema, arrays: _Arrays) -> int:
     """Number of features after the encoder."""
     if encoder is None:
         return schema.width
-    if isinstance(encoder, Program):
+    if isinstance(encoder, Program | RandomFeatures):
         if encoder.size != schema.width:
-            raise HostileInput(f"The result's program takes {encoder.size} values; its columns give {schema.width}.", _AGAIN)
+            raise HostileInput(f"The result's encoder takes {encoder.size} values; its columns give {schema.width}.", _AGAIN)
         return encoder.width
     matrix = arrays.take(encoder.matrix, None, schema.width)
     offset = arrays.take(encoder.offset, len(matrix))

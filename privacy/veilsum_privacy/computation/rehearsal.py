@@ -38,7 +38,7 @@ from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.steps import StepNoise, Steps
-from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study, TaskDeclaration
@@ -272,7 +272,7 @@ def few_records(agreed: AgreedTask) -> Records:
 def _made_up(study: Study, task: Task[Any], *, few: bool = False) -> Records:
     """Records to try a task on: as the site reads them, or already encoded where a program does that."""
     encoder = study.encoder
-    if task.features is not None and not (encoder is None or isinstance(encoder, Projection)):
+    if task.features is not None and isinstance(encoder, Program):
         return encoded_records(encoder.width, len(study.data.classes))
     most = FEW if few else how_many(task.layout().size, study.data.width)
     return made_up_records(study.data, most, first=few)
@@ -281,7 +281,7 @@ def _made_up(study: Study, task: Task[Any], *, few: bool = False) -> Records:
 def _width(study: Study, task: Task[Any]) -> int:
     """Features of the records that a task is given."""
     encoder = study.encoder
-    return study.data.width if task.features is None or encoder is None or isinstance(encoder, Projection) else encoder.width
+    return encoder.width if task.features is not None and isinstance(encoder, Program) else study.data.width
 
 
 def how_many(size: int, width: int) -> int:

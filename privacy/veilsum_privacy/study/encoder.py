@@ -1,8 +1,8 @@
-"""What makes features of a dataset's columns, as a study names it: a released projection, or a frozen program at every site.
+"""What makes features of a dataset's columns, as a study names it: a released projection, a frozen program, random features.
 
-An encoder is public and chosen without the records that it encodes. A study names it by its hash, so that every site runs the
-same one. This module describes encoders and runs none: :mod:`veilsum_privacy.tasks.feature_maps` applies projections, the
-participant loads programs.
+An encoder is public and chosen without the records that it encodes. A study names it by its hash, or by the seed that it
+follows from, so that every site runs the same one. This module describes encoders and runs none:
+:mod:`veilsum_privacy.tasks.feature_maps` applies projections and random features, the participant loads programs.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from veilsum_node.fields import Frozen
+from veilsum_node.fields import Frozen, Real
 
 MAX_WIDTH = 4096
 """Most features that an encoder may make."""
@@ -70,5 +70,29 @@ class Program(Frozen):
         return math.prod(self.inputs)
 
 
-Encoder = Annotated[Projection | Program, Field(discriminator="kind")]
-"""Either of them, told apart by ``kind``."""
+class RandomFeatures(Frozen):
+    """Random Fourier features of the scaled columns (Rahimi and Recht 2007): sqrt(2 / width) cos(W x + b).
+
+    Their inner products are on average exp(-gamma |x - x'|^2), squared norms 1 and 2 at most. W and b follow from a seed.
+
+    Attributes:
+        width: features that it makes.
+        gamma: of the kernel, for columns scaled to [-1, 1]; None in a request, for 1 / inputs.
+        seed: of W and b (:func:`veilsum_privacy.tasks.feature_maps.waves`); it protects nothing.
+        inputs: features of the schema that it takes, in the schema's order; None in a request.
+    """
+
+    kind: Literal["random-features"] = "random-features"
+    width: int = Field(ge=1, le=MAX_WIDTH)
+    gamma: Real | None = Field(default=None, gt=0, le=1e6)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    inputs: int | None = Field(default=None, ge=1, le=1024)
+
+    @property
+    def size(self) -> int:
+        """Values that it takes of one record; 0 while anything is open, which no study is signed with."""
+        return 0 if self.inputs is None or self.gamma is None else self.inputs
+
+
+Encoder = Annotated[Projection | Program | RandomFeatures, Field(discriminator="kind")]
+"""One of them, told apart by ``kind``."""

@@ -5,6 +5,8 @@ file that every site has, or from the site's own noised statistic. So a record i
 constant, and is clipped afterwards. Maps are traced on symbols, as rows are, and meet no record; a program is an opaque map.
 """
 
+import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +29,7 @@ from veilsum_privacy.mechanism.rows.symbols import (
     affine,
     by_moments,
     clip,
+    cos,
     every,
     finite,
     hash_is_low,
@@ -38,7 +41,7 @@ from veilsum_privacy.mechanism.rows.symbols import (
     traced,
     where,
 )
-from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.encoder import Program, Projection, RandomFeatures
 from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -125,6 +128,8 @@ class FeatureMap:
             if projection_digest(matrix, offset) != encoder.sha256:
                 raise HostileInput("The projection in the broadcast is not the one that the study names.")
             x = affine(clip(x, -1.0, 1.0), matrix, offset)
+        elif isinstance(encoder, RandomFeatures):
+            x = cos(affine(clip(x, -1.0, 1.0), *waves(encoder))) * height(encoder)
         elif isinstance(encoder, Program) and self.maps:
             x = opaque(ENCODER, clip(x, -1.0, 1.0), encoder.width)
         if x.shape[0] != width:
@@ -169,6 +174,27 @@ class FeatureMap:
         if len(own.centre) != (use.channels or features):
             raise HostileInput("The reference of the alignment by moments is of other features.")
         return own
+
+
+def waves(encoder: RandomFeatures) -> tuple[Floats, Floats]:
+    """W (width, inputs) of random features, normal of variance 2 gamma, row by row; and b (width,), even in [0, 2 pi).
+
+    SHAKE-256 of the label, width, inputs and seed, the numbers as 8 bytes, gives words of 64 bits, little-endian. Their upper
+    53 bits k make u = (k + 1/2) / 2^53. Of the first 2 width inputs of them the halves u and u' make W by Box and Muller,
+    sqrt(-2 log u) cos(2 pi u'); then come those of b.
+    """
+    count = encoder.width * encoder.size
+    stated = np.array([encoder.width, encoder.size, encoder.seed], dtype="<u8").tobytes()
+    stream = hashlib.shake_256(b"veilsum/1/random-features" + stated).digest(8 * (2 * count + encoder.width))
+    u = ((np.frombuffer(stream, dtype="<u8") >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    normal = np.sqrt(-2.0 * np.log(u[:count])) * np.cos(2.0 * np.pi * u[count : 2 * count])
+    spread = math.sqrt(2.0 * float(encoder.gamma or 0.0))
+    return (spread * normal).reshape(encoder.width, encoder.size), 2.0 * np.pi * u[2 * count :]
+
+
+def height(encoder: RandomFeatures) -> float:
+    """What the cosines of random features are multiplied by."""
+    return math.sqrt(2.0 / encoder.width)
 
 
 def map_records(

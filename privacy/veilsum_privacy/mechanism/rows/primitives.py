@@ -605,6 +605,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "sqrt": Elementwise(np.sqrt, "real", ("real",)),
     "exp": Elementwise(np.exp, "real", ("real",)),
     "log": Elementwise(np.log, "real", ("real",)),
+    "cos": Elementwise(np.cos, "real", ("real",)),
     "rint": Elementwise(np.rint, "real", ("real",)),
     "less": Elementwise(np.less, "truth", _NUMBERS),
     "less_equal": Elementwise(np.less_equal, "truth", _NUMBERS),

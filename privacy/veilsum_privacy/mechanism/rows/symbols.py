@@ -236,6 +236,11 @@ def exp(value: Value) -> Symbol:
     return _of("exp", value)
 
 
+def cos(value: Value) -> Symbol:
+    """cos(x), value by value."""
+    return _of("cos", value)
+
+
 def log(value: Value) -> Symbol:
     """The natural logarithm of reals."""
     return _of("log", value)

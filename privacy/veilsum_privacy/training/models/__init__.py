@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from veilsum_node.config import did_you_mean, explain
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.training.models.attention import Block
 from veilsum_privacy.training.models.base import MAX_VALUES, Architecture, ModelSpec, ReleasedArchitecture
 from veilsum_privacy.training.models.discriminants import Discriminant
 from veilsum_privacy.training.models.lenet import LeNet5
@@ -24,7 +25,7 @@ __all__ = ["GROUP", "MODELS", "RELEASED", "Architecture", "ModelSpec", "build_ar
 GROUP = "veilsum.models"
 """The group of entry points; each names a subclass of :class:`Architecture` by its own name."""
 
-_ALL: tuple[type[Architecture], ...] = (Linear, Mlp, LeNet5, Vgg11, ResNet18)
+_ALL: tuple[type[Architecture], ...] = (Linear, Mlp, LeNet5, Vgg11, ResNet18, Block)
 
 MODELS: Mapping[str, type[Architecture]] = {kind.name: kind for kind in _ALL}
 """Every architecture of veilsum's own that gradients train, by name."""

@@ -80,6 +80,36 @@ class Residual(nn.Module):
         return torch.relu(self.norm2(self.conv2(inner)) + beside)
 
 
+class LastWord(nn.Module):
+    """What a transformer's block makes of the first of its words (B, words, width): (B, width), as :class:`.Block` has it."""
+
+    def __init__(self, words: int, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.shape, self.heads = (words, width), heads
+        # A bias of keys adds the same to every word's fit: it would be noise alone.
+        self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, width, False), nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = x.reshape(len(x), *self.shape)
+        parts = self.shape[1] // self.heads
+        query = self.query(words[:, 0]).reshape(len(x), self.heads, 1, parts)
+        key, value = (layer(words).reshape(len(x), -1, self.heads, parts).transpose(1, 2) for layer in (self.key, self.value))
+        there = (words != 0.0).any(dim=2)
+        fit = (query * key).sum(dim=3) / parts**0.5
+        share = torch.softmax(fit.masked_fill(~there[:, None], NOWHERE), dim=2)
+        told = (share[..., None] * value).sum(dim=2).reshape(len(x), -1)
+        seen = self.norm1(words[:, 0] + self.out(told))
+        made: torch.Tensor = self.norm2(seen + self.second(torch.relu(self.first(seen))))
+        return made
+
+
+NOWHERE = -1e30
+"""Fit of a word that is not there; finite, so that a record without words has numbers."""
+
+
 def conv3(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
     """A convolution by 3 x 3 that keeps the size, without a bias: a norm follows."""
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
