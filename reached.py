@@ -10,7 +10,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent
 ROOMS = ("proto", "node", "privacy", "aggregation", "participant", "coordinator", "deploy")
 
 
-@lru_cache
+@cache
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """Every module of the product by its name, a package by its ``__init__.py``."""
     found = {}
@@ -42,14 +42,16 @@ def _is_typing(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
+def _walk(module: ast.Module) -> Iterator[ast.AST]:
     """All that runs."""
-    yield node
-    for child in [*node.orelse] if isinstance(node, ast.If) and _is_typing(node) else ast.iter_child_nodes(node):
-        yield from _walk(child)
+    left: list[ast.AST] = [module]
+    while left:
+        node = left.pop()
+        yield node
+        left += node.orelse if isinstance(node, ast.If) and _is_typing(node) else ast.iter_child_nodes(node)
 
 
-@lru_cache
+@cache
 def _given(package: str, root: Path) -> dict[str, str]:
     """Where a package's lazily given names come from, as it tells type checkers."""
     file = modules(root)[package]
@@ -61,7 +63,7 @@ def _given(package: str, root: Path) -> dict[str, str]:
     return found
 
 
-@lru_cache
+@cache
 def _imported(name: str, root: Path) -> frozenset[str]:
     """Modules of the product that a module names."""
     known, found = modules(root), set()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 from support.federation import make_data, make_request, schema_of
+from support.forked import ForkedCommand
 from support.network import PATIENCE, wait_for
-from support.processes import VEILSUM, Processes
+from support.processes import Processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_participant.protocol.decisions import approve, waiting_studies
 from veilsum_participant.session.beside import open_beside
@@ -51,9 +50,8 @@ def test_command_metrics_log_and_operator_are_as_in_one_process(tmp_path: Path) 
 
 
 def _approved(directory: Path, key: bytes) -> bool:
-    command = [sys.executable, *VEILSUM, "participant", "approve", key.hex()[:12], "--as", "A. Berg", "--config"]
-    done = subprocess.run([*command, str(directory / "participant.toml")], capture_output=True, check=False)
-    return done.returncode == 0
+    words = ["participant", "approve", key.hex()[:12], "--as", "A. Berg", "--config", str(directory / "participant.toml")]
+    return ForkedCommand(words, directory / "approval", {}).wait(PATIENCE) == 0
 
 
 def _agreed(directory: Path, key: bytes) -> bool:

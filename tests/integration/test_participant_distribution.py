@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -13,11 +12,13 @@ import pytest
 
 from support.distributions import Installed, build, install, settings
 from support.federation import make_data, make_request, schema_of
-from support.pages import links
+from support.pages import ROOT, links
 from support.processes import Process, Processes
 from veilsum_coordinator.protocol.settings import Waits
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+import reached
+
 PACKAGES = {
     "veilsum_proto": ROOT / "proto",
     "veilsum_node": ROOT / "node",
@@ -27,14 +28,6 @@ PACKAGES = {
 }
 OTHERS = ("veilsum_coordinator", "veilsum", "veilsum_deploy")
 OWN = re.compile(r"_?veilsum|__editable__", re.IGNORECASE)
-
-HELD = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from reached import closure, files, settings
-stated = settings("participant")
-print(json.dumps(sorted(files(closure(stated["roots"], stated.get("without", ()))).values())))
-"""
 
 EVERY_MODULE = """
 import importlib, importlib.util, json, pkgutil, sys
@@ -64,8 +57,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installe
 
 def test_what_a_wheel_is_made_of_is_the_participants_alone() -> None:
     """By what the build's hook finds: no wheel is built, which asks an index for the builder."""
-    command = [sys.executable, "-c", HELD, ROOT]
-    held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    stated = reached.settings("participant")
+    held = set(reached.files(reached.closure(stated["roots"], stated.get("without", ()))).values())
     assert "veilsum_participant/cli/__main__.py" in held
     assert {name.partition("/")[0] for name in held} == set(PACKAGES)
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import subprocess
 import sys
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -27,12 +28,17 @@ BOUNDS = [
 ]
 
 
+@cache
+def program_of(bounds: Bounds, machine: str) -> list[tuple[int, int, int, int]]:
+    return filter_program(bounds, machine, PROCESS)
+
+
 def judged(bounds: Bounds, machine: str, number: int, arguments: tuple[int, ...], architecture: int | None = None) -> int:
     """What the filter returns for a call: an interpreter of classic BPF, as far as seccomp has it."""
     architecture = ARCHITECTURES[machine] if architecture is None else architecture
     data = number.to_bytes(4, "little") + architecture.to_bytes(4, "little") + bytes(8)
     data += b"".join(item.to_bytes(8, "little") for item in arguments)
-    program, at, value = filter_program(bounds, machine, PROCESS), 0, 0
+    program, at, value = program_of(bounds, machine), 0, 0
     while True:
         code, true, false, operand = program[at]
         at += 1

@@ -6,15 +6,16 @@ import json
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from support.imports import closure, import_graph, lines
+from support.pages import ROOT
 from veilsum_participant.session.launcher import ROLES
 from veilsum_participant.session.serving import MODULE
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+import reached
 
 SAYS_ROWS = "veilsum_privacy.mechanism.rows.symbols"
 """By which tasks say rows, before there is a record; what evaluates graphs does not import it."""
@@ -98,12 +99,7 @@ def test_every_process_of_a_site_is_in_the_participants_distribution() -> None:
     """Modules that are started by their names, of which packages have a main."""
     settings = tomllib.loads((ROOT / "participant" / "pyproject.toml").read_text())
     stated = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
-    listed = subprocess.run(
-        [sys.executable, "-c", HELD, *stated["roots"]], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    listed = reached.closure(stated["roots"])
     for module in (MODULE, *ROLES.values()):
         assert module in listed
         assert f"{module}.__main__" in listed or not (ROOT / "participant" / module.replace(".", "/")).is_dir(), module
-
-
-HELD = "import sys, reached; print(*reached.closure(sys.argv[1:]))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.process import software
 from veilsum_node.process.imports import networks_may_be_missing
-from veilsum_node.process.software import DISTRIBUTIONS, install_extra, installed_version
+from veilsum_node.process.software import DISTRIBUTIONS, install_extra, installed_distribution, installed_version
+
+
+@pytest.fixture(autouse=True)
+def looked_for_anew() -> Iterator[None]:
+    installed_distribution.cache_clear()
+    yield
+    installed_distribution.cache_clear()
 
 
 @pytest.mark.parametrize("installed", DISTRIBUTIONS)

@@ -330,9 +330,10 @@ def filter_program(bounds: Bounds, machine: str, process: int) -> list[Instructi
         process: this process's number, the only one that it may signal.
     """
     column, architecture = _MACHINES[machine]
+    numbers = {name: known[column] for table in (FORBIDDEN, ALTERING, REACHING, ARGUED) for name, known in table.items()}
 
     def number(name: str) -> int:
-        return (FORBIDDEN | ALTERING | REACHING | ARGUED)[name][column]
+        return numbers[name]
 
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE), (_JUMP_EQUAL, 1, 0, architecture), _returns(_KILL),

@@ -1,13 +1,15 @@
 """Which software this is, and how what it lacks is added."""
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTIONS = ("veilsum", "veilsum-participant", "veilsum-analyst", "veilsum-coordinator")
 """The whole platform, and one party's part of it: an environment holds one of them."""
 
 
+@cache
 def installed_distribution() -> str:
-    """The one of :data:`DISTRIBUTIONS` that is installed.
+    """The one of :data:`DISTRIBUTIONS` that is installed, looked for once in a process.
 
     Raises:
         PackageNotFoundError: none is.

@@ -238,8 +238,12 @@ class _Changes:
         self.interaction = 0.0
         self._beyond = False
         self._norms = np.zeros((len(self._bases), len(units)))
+        self._found: dict[tuple[int, int], Floats] = {}
+        keeps = self._norms.size * len(self._starts[0]) <= MOST_VALUES
         for number, unit in enumerate(units):
             found = [self._added(place, unit) for place in range(len(self._bases))]
+            if keeps:
+                self._found.update({(place, number): vector for place, vector in enumerate(found)})
             self._norms[:, number] = [np.linalg.norm(vector) for vector in found]
             self._compare(found[-1], found[0], 2)
         longest = float(self._norms.max(initial=0.0))
@@ -260,7 +264,7 @@ class _Changes:
         made = []
         for place in places:
             limit = min(most, MOST) if not self._apart else 1
-            chosen, vectors = choose(self._units, self._norms[place], partial(self._added, place), limit)
+            chosen, vectors = choose(self._units, self._norms[place], partial(self._change, place), limit)
             made.append((place, chosen, vectors))
         for place, chosen, vectors in made:
             if len(chosen) > 1:
@@ -278,6 +282,11 @@ class _Changes:
     def _apart(self) -> bool:
         """Whether canaries cannot stand together in one release, as their changes do not add up."""
         return self._beyond
+
+    def _change(self, place: int, number: int) -> Floats:
+        """What a unit changes, by its number; it was worked out before, and is kept where all of them fit into memory."""
+        found = self._found.get((place, number))
+        return self._added(place, self._units[number]) if found is None else found
 
     def _added(self, place: int, unit: Records) -> Floats:
         return self._route.before(join([self._bases[place], unit])) - self._starts[place]

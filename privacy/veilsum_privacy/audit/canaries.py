@@ -71,14 +71,14 @@ def join(parts: Sequence[Records]) -> Records:
 
 
 def choose(
-    units: Sequence[Records], norms: Floats, vector: Callable[[Records], Floats], most: int = MOST
+    units: Sequence[Records], norms: Floats, vector: Callable[[int], Floats], most: int = MOST
 ) -> tuple[list[Records], Floats]:
     """Choose the units with the longest vectors, each at right angles to all chosen before.
 
     Args:
         units: to choose from.
         norms: (n,) of their vectors.
-        vector: what a unit changes, (size,).
+        vector: what a unit changes, (size,), by its place.
         most: how many to choose at most.
 
     Returns:
@@ -88,7 +88,7 @@ def choose(
     chosen: list[Records] = []
     vectors = np.zeros((0, 0))
     for index in order:
-        found = vector(units[index])
+        found = vector(index)
         if not chosen:
             vectors = np.zeros((max(1, min(most, len(order), _MEMORY // len(found))), len(found)))
         before = vectors[: len(chosen)]

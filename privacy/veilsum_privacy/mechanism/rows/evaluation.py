@@ -98,8 +98,7 @@ class Evaluation:
                 public.
         """
         self._most = most
-        self.graph, self._maps = graph, {} if maps is None else maps
-        self.fault: Exception | None = None
+        self.graph, self._maps = graph, _Maps({} if maps is None else maps)
         root = graph.root
         self.size, self.kind = root.spec.size, root.spec.kind
         self._steps = graph.steps
@@ -125,6 +124,15 @@ class Evaluation:
         self._compact = np.zeros((self.small, compact), dtype=DTYPES[self.kind])
         self._beside: tuple[tuple[object, ...], object] | None = None
         self._build()
+
+    @property
+    def fault(self) -> Exception | None:
+        """What an opaque map raised first."""
+        return self._maps.fault
+
+    @fault.setter
+    def fault(self, fault: Exception | None) -> None:
+        self._maps.fault = fault
 
     def beside(self, make: Callable[..., T], *given: object) -> T:
         """What ``make`` gives, kept beside the blocks' arrays for the next one who asks for the same: memory costs time."""
@@ -155,8 +163,8 @@ class Evaluation:
 
     def _build(self) -> None:
         """Make every block's arrays, and what computes them."""
-        large = _Stage(self.large, self)
-        small = large if self.small == self.large and not self._wide else _Stage(self.small, self)
+        large = _Stage(self.large, self._maps)
+        small = large if self.small == self.large and not self._wide else _Stage(self.small, self._maps)
         crossing = self._crossing()
         uses = _last_uses(self._steps, self._needed, self._wide, crossing | self._fixed)
         self._cross: list[tuple[Array, Array]] = []
@@ -248,32 +256,6 @@ class Evaluation:
                     own = None if counted is None else counted[inner:end]
                     yield end - inner, self._row(end - inner, own)
 
-    def mapped(self, name: str, given: Array, out: Array, count: int) -> None:
-        """Values (n, m) of the first ``count`` records through an opaque map, into (n, size), in batches of one size.
-
-        Where it raises, or gives something of another shape, all records of the batch go through one after another, each
-        with zeros beside it; of one that fails alone nothing is a number.
-        """
-        size = min(TOGETHER, len(given))
-        for start in range(0, count, size):
-            rows = slice(start, start + size)
-            try:
-                out[rows] = self._made(name, given[rows].copy(), out.shape[1])
-            except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
-                self.fault = self.fault or error
-                out[rows] = np.nan
-                for row in range(start, start + size):
-                    alone = np.zeros_like(given[rows])
-                    alone[0] = given[row]
-                    with suppress(Exception):
-                        out[row] = self._made(name, alone, out.shape[1])[0]
-
-    def _made(self, name: str, given: Array, size: int) -> Array:
-        found = self._maps[name](given)
-        if found.shape != (len(given), size):
-            raise Misuse(f"A map gives an array of shape {found.shape} of {len(given)} records.")
-        return found
-
     def _row(self, count: int, counted: NDArray[np.bool_] | None) -> Sparse:
         """The values of the block's first records, and where they belong."""
         values, found, first = (self._compact if self._direct is None else self._direct)[:count], [], 0
@@ -326,17 +308,58 @@ def spread_out(sparse: Sparse, values: Array, rows: Array) -> Array:
     return rows
 
 
+class _Maps:
+    """Opaque maps by name, and what one of them raised first."""
+
+    def __init__(self, of: Mapping[str, OpaqueMap]) -> None:
+        self._of = of
+        self.fault: Exception | None = None
+
+    def into(self, name: str, given: Array, out: Array, count: int) -> None:
+        """Values (n, m) of the first ``count`` records through an opaque map, into (n, size), in batches of one size.
+
+        Where it raises, or gives something of another shape, all records of the batch go through one after another, each
+        with zeros beside it; of one that fails alone nothing is a number.
+        """
+        size = min(TOGETHER, len(given))
+        for start in range(0, count, size):
+            rows = slice(start, start + size)
+            try:
+                out[rows] = self._made(name, given[rows].copy(), out.shape[1])
+            except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
+                self.fault = self.fault or error
+                out[rows] = np.nan
+                for row in range(start, start + size):
+                    alone = np.zeros_like(given[rows])
+                    alone[0] = given[row]
+                    with suppress(Exception):
+                        out[row] = self._made(name, alone, out.shape[1])[0]
+
+    def _made(self, name: str, given: Array, size: int) -> Array:
+        found = self._of[name](given)
+        if found.shape != (len(given), size):
+            raise Misuse(f"A map gives an array of shape {found.shape} of {len(given)} records.")
+        return found
+
+
+@dataclass(slots=True)
+class _Filled:
+    """How many records a block has: what computes refers to no stage, so that arrays go with the last one who evaluates."""
+
+    count: int = 0
+
+
 class _Stage:
     """The arrays of blocks of one size, and what computes them."""
 
-    def __init__(self, block: int, evaluation: Evaluation) -> None:
-        self.block, self._evaluation = block, evaluation
+    def __init__(self, block: int, maps: _Maps) -> None:
+        self.block, self._maps = block, maps
         self.arrays: dict[int, Array] = {}
         self._reads: list[tuple[str, NDArray[np.intp] | slice, Array]] = []
         self._computes: list[Callable[[], object]] = []
         self._free: dict[tuple[tuple[int, ...], Any], list[Array]] = {}
         self._owned: dict[int, Array] = {}
-        self._filled = 0
+        self._filled = _Filled()
 
     def add(self, index: int, step: Step, into: Array | None = None) -> None:
         """Make the array of a step, whose inputs are there; ``into`` one that is there already."""
@@ -368,15 +391,15 @@ class _Stage:
             self._computes.append(rule.compute(given, out, each.options, each.arrays))
 
     def _opaque(self, name: str, given: Array, out: Array) -> Callable[[], object]:
-        def compute() -> None:
-            self._evaluation.mapped(name, given, out, self._filled)
-
-        return compute
+        maps, filled = self._maps, self._filled
+        return lambda: maps.into(name, given, out, filled.count)
 
     def _affine(self, mapped: ExactAffine, given: Array, out: Array) -> Callable[[], object]:
+        filled = self._filled
+
         def compute() -> None:  # of the records that are there: it is exact whatever their number
-            mapped(given[: self._filled], out[: self._filled])
-            out[self._filled :] = 0.0
+            mapped(given[: filled.count], out[: filled.count])
+            out[filled.count :] = 0.0
 
         return compute
 
@@ -401,9 +424,9 @@ class _Stage:
                 if needed > source.shape[1]:
                     raise Misuse(f"The task reads {needed} features; the records have {source.shape[1]}.")
                 out[:count] = source[start:stop, place]
-            if count < self._filled:
-                out[count : self._filled] = 0
-        self._filled = count
+            if count < self._filled.count:
+                out[count : self._filled.count] = 0
+        self._filled.count = count
 
     def run(self) -> None:
         """Compute the block."""
