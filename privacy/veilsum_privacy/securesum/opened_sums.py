@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.data_masks import unmasked_blocks
 from veilsum_privacy.securesum.key_shares import self_masks
-from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
+from veilsum_privacy.securesum.lanes import pack_lanes
 from veilsum_privacy.securesum.opening import Contribution, key_pads, open_keys_of, open_phases
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
@@ -94,12 +94,9 @@ def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: byte
         raise HostileInput("The sum of the one-time keys is larger than keys of this cohort can be.")
     if int(np.abs(values).max(initial=0)) > plan.reach:
         raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
-    lanes = pack_lanes(values, plan, plan.cohort * plan.offset, modulus)
-    if not np.array_equal(unpack_lanes(lanes, plan, plan.size), values):
-        raise HostileInput("A value of the sum does not fit its lane.")
-    words = np.concatenate([np.array([plan.cohort], dtype=np.uint64), lanes])
-    del lanes
-    words += self_masks(StreamPurpose.SELF_DATA, context, consents, plan.words, modulus)
+    words = self_masks(StreamPurpose.SELF_DATA, context, consents, plan.words, modulus)
+    words[0] += np.uint64(plan.cohort)
+    words[1:] += pack_lanes(values, plan, plan.cohort * plan.offset, modulus)  # within its reach a value fits its lane
     words %= np.uint64(modulus)
     bound, most = 1 << ring.share_bits(plan.cohort), ring.most_error(plan.cohort)
     share = np.append(keys, np.int64(plan.cohort)) % bound
@@ -139,7 +136,10 @@ def _write(file: io.BytesIO, numbers: NDArray[Any]) -> None:
         block = numbers[start : start + _BLOCK].astype(np.int64)
         centre = int(np.rint(block.mean()))
         block -= centre
-        folded = ((block << 1) ^ (block >> 63)).view(np.uint64)  # 0, -1, 1, -2, 2 .. are 0, 1, 2, 3, 4 ..
+        signs = block >> 63
+        block <<= 1
+        block ^= signs
+        folded = block.view(np.uint64)  # 0, -1, 1, -2, 2 .. are 0, 1, 2, 3, 4 ..
         width = max(1, int(folded.max()).bit_length())
         usual = int(folded.mean()).bit_length()
         longest = {k: int((folded >> np.uint64(k)).sum()) for k in range(max(1, usual - 2), min(usual + 1, width - 1) + 1)}
@@ -169,12 +169,23 @@ def _unpacked(data: bytes | memoryview, count: int) -> tuple[Integers, memoryvie
             raise HostileInput("An opened sum has a number out of range.")
         folded = unpack_numbers(view[_HEAD:end], size, low, "part of an opened sum")
         if length:
-            ends = np.flatnonzero(np.unpackbits(np.frombuffer(view[end : end + length], dtype=np.uint8)))
-            rest = np.diff(ends, prepend=-1) - 1
-            if len(ends) != size or ends[-1] // 8 + 1 != length or int(rest.max()).bit_length() + low > _WIDEST:
+            bits = np.unpackbits(np.frombuffer(view[end : end + length], dtype=np.uint8))
+            ends = np.flatnonzero(bits.view(np.bool_))  # of truths, which takes a tenth of the time
+            if len(ends) != size or ends[-1] // 8 + 1 != length:
                 raise HostileInput("An opened sum is malformed.")
-            folded |= rest.astype(np.uint64) << np.uint64(low)
-        numbers[start : start + size] = (folded >> np.uint64(1)).view(np.int64) ^ -(folded & np.uint64(1)).view(np.int64)
-        numbers[start : start + size] += centre
+            rest = np.empty(size, dtype=np.int64)
+            np.subtract(ends[1:], ends[:-1], out=rest[1:])
+            rest[0] = ends[0] + 1
+            rest -= 1
+            if int(rest.max()).bit_length() + low > _WIDEST:
+                raise HostileInput("An opened sum is malformed.")
+            rest <<= low
+            folded |= rest.view(np.uint64)
+        part = numbers[start : start + size]
+        np.bitwise_and(folded.view(np.int64), 1, out=part)
+        np.negative(part, out=part)
+        folded >>= np.uint64(1)
+        part ^= folded.view(np.int64)
+        part += centre
         view = view[end + length :]
     return numbers, view
