@@ -123,7 +123,7 @@ def _study(connection: Connection, study: bytes) -> StudyProof:
 def _release(
     connection: Connection, study: bytes, number: int, *, total: bool = True
 ) -> tuple[ReleaseProof | FormerReleaseProof, bytes | None]:
-    """The proof of a release, and its sum, of which earlier versions of the protocol kept none; empty where it is not asked."""
+    """The proof of a release, and its sum, of which earlier versions of the protocol kept none; empty unless asked for."""
     release = connection.execute(select(RELEASES).where(RELEASES.c.study == study, RELEASES.c.round == number)).first()
     if release is None or release.proof is None:
         raise HostileInput("The study has no such release, or it was opened by software that kept no proof.")

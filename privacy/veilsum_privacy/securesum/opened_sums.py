@@ -29,6 +29,7 @@ Integers = NDArray[np.int64]
 
 _WIDEST = 58
 _BLOCK = 1 << 17  # numbers at a time
+_SOME = 1 << 13  # words whose phases are computed at a time
 _HEAD = 13  # bytes: the mean, how many bits stand by themselves, and the bytes of the others
 _ZEROS = 4  # most bits of these for each number
 
@@ -129,12 +130,19 @@ def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: byte
     coefficients = np.empty(plan.words, dtype=np.uint64)
     if int(np.abs(rests).max()) > most // modulus + 2:
         raise HostileInput(f"A sum holds more error than {plan.cohort} contributions leave: it is not of exactly this cohort.")
-    for part, pads in key_pads(keys, plan, context):
-        phase = _nearest(words[part], ring) + rests[part].view(np.uint64)
-        error = (phase * np.uint64(modulus) - words[part] * prime).view(np.int64)  # right modulo 2^64, and far below that
-        if int(np.abs(error).max()) > most:
-            raise HostileInput(f"A sum holds more error than {plan.cohort} contributions leave.")
-        coefficients[part] = (phase + prime + pads) % prime  # the phase of a word near 0 may be negative
+    for whole, pads in key_pads(keys, plan, context):
+        for start in range(0, len(pads), _SOME):
+            pad = pads[start : start + _SOME]
+            part = slice(whole.start + start, whole.start + start + len(pad))
+            phase = _nearest(words[part], ring)
+            phase += rests[part].view(np.uint64)
+            error = phase * np.uint64(modulus)
+            error -= words[part] * prime  # right modulo 2^64, and far below that
+            if max(int(error.view(np.int64).max()), -int(error.view(np.int64).min())) > most:
+                raise HostileInput(f"A sum holds more error than {plan.cohort} contributions leave.")
+            phase += prime  # the phase of a word near 0 may be negative
+            phase += pad
+            np.remainder(phase, prime, out=coefficients[part])
     total = Contribution((share.view(np.uint64) + masks) % np.uint64(bound), coefficients)
     return OpenedSum(total, words, values)
 
@@ -145,10 +153,14 @@ def _nearest(words: Words, ring: RingParameters) -> Words:
     A float64 finds it to 2^8 for the largest q, and what is missing is right modulo 2^64, because it is below 2^60.
     """
     prime, modulus = ring.prime, ring.plain_modulus
-    near = np.rint(words.astype(np.float64) * (prime / modulus)).astype(np.uint64)
-    missing = (words * np.uint64(prime) - near * np.uint64(modulus)).view(np.int64)
-    steps: Words = np.rint(missing / modulus).astype(np.int64).view(np.uint64)
-    return near + steps
+    near = words.astype(np.float64)
+    near *= prime / modulus
+    found = np.rint(near, out=near).astype(np.uint64)
+    missing = words * np.uint64(prime)
+    missing -= found * np.uint64(modulus)
+    np.divide(missing.view(np.int64), modulus, out=near)
+    found += np.rint(near, out=near).astype(np.int64).view(np.uint64)
+    return found
 
 
 def _write(file: io.BytesIO, numbers: NDArray[Any]) -> None:
