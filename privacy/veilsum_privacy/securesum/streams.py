@@ -119,7 +119,7 @@ class WordStream:
         return words
 
     def _draw(self, words: NDArray[np.unsignedinteger]) -> None:
-        octets = memoryview(words.view(np.uint8))
+        octets = words.view(np.uint8).data
         for start in range(0, len(octets), len(_ZEROS)):
             piece = octets[start : start + len(_ZEROS)]
             self._encryptor.update_into(_ZEROS[: len(piece)], piece)
