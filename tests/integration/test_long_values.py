@@ -100,7 +100,7 @@ def test_a_sum_that_does_not_open_leaves_nothing(tmp_path: Path, monkeypatch: py
     shorten(monkeypatch)
     bed = make_bed(tmp_path, make_data())
 
-    def wrong(*_: Any) -> Any:
+    def wrong(*_: Any, **__: Any) -> Any:
         raise HostileInput("A value is out of bounds.")
 
     monkeypatch.setattr(FixedSum, "open", wrong)

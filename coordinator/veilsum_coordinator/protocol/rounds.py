@@ -17,6 +17,7 @@ from veilsum_coordinator.protocol.accumulator import Accumulator
 from veilsum_coordinator.storage.records import KeptProof
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Credentials, Label, verify
+from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
 from veilsum_privacy.securesum.check_words import (
@@ -36,6 +37,7 @@ from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.opening import open_words, unmask_values
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
+from veilsum_privacy.securesum.written_sums import open_total
 from veilsum_privacy.tasks.agreed import RoundPlan
 
 
@@ -59,7 +61,12 @@ class FixedSum:
         study: the study's digest.
         assignment: of the attempt.
         receipts: of the cohort, in its order.
+
+    Attributes:
+        shown: the opened sum as members fetch it, for whom it was asked for when it was opened; empty otherwise.
     """
+
+    shown = b""
 
     def __init__(
         self,
@@ -85,20 +92,28 @@ class FixedSum:
         number, attempt = self._assignment.round, self._assignment.attempt
         return CheckStatement(self._study, name, number, attempt, self.context, self.challenge, self.digest, words)
 
-    def open(self, answers: Sequence[CheckAnswer], consents: Sequence[bytes]) -> Integers:
+    def open(self, answers: Sequence[CheckAnswer], consents: Sequence[bytes], *, shown: bool = False) -> Integers:
         """The released values in grid units, (size,), once: the opened words take the place of the sum, which is stored.
 
         Args:
             answers, consents: of the cohort, in its order.
+            shown: whether members are shown the opened sum.
 
         Raises:
             HostileInput: it is not the sum of what the members vouched for, or not one of exactly this cohort.
         """
-        words = open_words(self.total, self._plan, self.context, consents, self.total.coefficients)
+        opening, words = None, self.total.coefficients
+        if shown:
+            opening = open_total(self.total, self._plan, self.context, consents)
+        else:
+            open_words(self.total, self._plan, self.context, consents, words)
         said = [answer.words for answer in answers]
         verify_check_words(words, self._plan.ring.plain_modulus, self.context, self.challenge, said, consents)
         self.total = Contribution(self.total.share, words[:0].copy())  # it is stored, and as long as the sum
-        return unmask_values(words, self._plan, self.context, consents)
+        values = unmask_values(words, self._plan, self.context, consents)
+        if opening is not None:
+            self.shown = opening.to_bytes(values)
+        return values
 
 
 @dataclass
@@ -310,4 +325,5 @@ class Round:
     def opening(self) -> Callable[[], Integers]:
         """What opens the sum, to be called without a lock; see :meth:`FixedSum.open`."""
         answers = [self.answers[name] for name in self.cohort]
-        return partial(self.total.open, answers, [self.consents[name] for name in self.cohort])
+        shown = followed(self.plan.task.study) is not None
+        return partial(self.total.open, answers, [self.consents[name] for name in self.cohort], shown=shown)

@@ -72,7 +72,7 @@ def proof_file(database: Database, study: bytes, name: str) -> bytes:
     raise HostileInput("The proof of a result has no file of that name.")
 
 
-def release_object(database: Database, agreed: AgreedStudy, roster: int, number: int) -> bytes:
+def release_object(database: Database, agreed: AgreedStudy, roster: int, number: int, shown: bytes = b"") -> bytes:
     """A released round as members of a study that declares its steps fetch it.
 
     Args:
@@ -80,20 +80,23 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         agreed: the study.
         roster: how many members it has.
         number: of the round.
+        shown: its opened sum in few bytes, where that is at hand; it is opened once more where not.
 
     Raises:
         HostileInput: there is none.
     """
     with database.reading() as connection:
-        release, total = _release(connection, agreed.digest, number)
+        release, total = _release(connection, agreed.digest, number, total=not shown)
         known = RELEASES.c.study == agreed.digest, RELEASES.c.round == number - 1
         before = connection.execute(select(RELEASES.c.proof).where(*known)).scalar()
     if not isinstance(release, ReleaseProof) or total is None:
         raise HostileInput("The study has no such release of this version of the protocol.")
     assignment, context = parse_assignment(release.assignment), parse_receipt(release.receipts[0].body).context
     plan = agreed.task(assignment.label).plan(roster, len(assignment.names)).encoding
-    summed = total_from_bytes(total, plan)
-    del total  # what is as long as the sum is not held twice
+    if not shown:
+        summed = total_from_bytes(total, plan)
+        del total  # what is as long as the sum is not held twice
+        shown = opened_to_bytes(summed, plan, context, release.consents)
     fixed = fixed_object(release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature)
     modulus = plan.ring.plain_modulus
     members = [
@@ -107,7 +110,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         if before is not None and read_proof(before).coordinator == release.coordinator
         else release.coordinator,
         members=members,
-        total=opened_to_bytes(summed, plan, context, release.consents),
+        total=shown,
     ).SerializeToString()
 
 
@@ -119,8 +122,10 @@ def _study(connection: Connection, study: bytes) -> StudyProof:
     return StudyProof(signed.study, signed.signature, signed.certificate, tuple(parse_roster(row.roster)))
 
 
-def _release(connection: Connection, study: bytes, number: int) -> tuple[ReleaseProof | FormerReleaseProof, bytes | None]:
-    """The proof of a release, and its sum, of which earlier versions of the protocol kept none."""
+def _release(
+    connection: Connection, study: bytes, number: int, *, total: bool = True
+) -> tuple[ReleaseProof | FormerReleaseProof, bytes | None]:
+    """The proof of a release, and its sum, of which earlier versions of the protocol kept none; empty unless asked for."""
     release = connection.execute(select(RELEASES).where(RELEASES.c.study == study, RELEASES.c.round == number)).first()
     if release is None or release.proof is None:
         raise HostileInput("The study has no such release, or it was opened by software that kept no proof.")
@@ -133,7 +138,8 @@ def _release(connection: Connection, study: bytes, number: int) -> tuple[Release
         values = np.frombuffer(read_release(connection, study, number, release.values), dtype="<i8").astype(np.int64)
         shown = kept.countersigned, kept.coordinator
         return FormerReleaseProof(assignment.to_bytes(), kept.keys, tuple(receipts), *shown, consents, values), None
-    total, agreed = read_total(connection, study, number, found.total), read_agreed(connection, study, number)
+    summed = read_total(connection, study, number, found.total) if total else b""
+    agreed = read_agreed(connection, study, number)
     fixed = _sum_of(kept.fixed)
     proof = ReleaseProof(
         assignment=assignment.to_bytes(),
@@ -144,9 +150,9 @@ def _release(connection: Connection, study: bytes, number: int) -> tuple[Release
         checks=check_bodies(study, assignment, context, receipts, fixed, [words for words, _ in read_answers(found.answers)]),
         consents=consents,
         agreed=tuple(agreed[name] for name in assignment.names),
-        total=total,
+        total=summed,
     )
-    return proof, total
+    return proof, summed
 
 
 def _sum_of(fixed: Signed) -> bytes:

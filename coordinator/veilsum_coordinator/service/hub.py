@@ -243,14 +243,15 @@ class Hub:
             agreed, members = machine.agreed, len(machine.roster.names)
         return data if found == number else release_object(self.journal.database, agreed, members, number)
 
-    def keep_release(self, key: bytes, number: int) -> None:
-        """A round was released: what all members fetch of it next is put together once. Reads the database."""
+    def keep_release(self, key: bytes, number: int, shown: bytes) -> None:
+        """A round was released: what all members fetch of it next is put together once, of its opened sum as they are shown
+        it. Reads the database."""
         with self.changed:
             machine = self._entry(key).machine
             if followed(machine.agreed.study) is None:
                 return
             agreed, members = machine.agreed, len(machine.members.fixed_roster().names)
-        data = release_object(self.journal.database, agreed, members, number)
+        data = release_object(self.journal.database, agreed, members, number, shown)
         with self.changed:
             self._objects.released[key] = number, data
 

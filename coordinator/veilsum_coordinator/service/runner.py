@@ -167,7 +167,8 @@ class HubFederation(Federation):
         del values, opened  # they are as long as the release
         if 8 * size >= LONG:
             give_back_freed()
-        self._hub.journal.outage.wait(lambda: self._hub.keep_release(self._key, current.number))
+        shown = current.total.shown
+        self._hub.journal.outage.wait(lambda: self._hub.keep_release(self._key, current.number, shown))
         if 8 * size >= LONG:
             give_back_freed()
         with self._hub.change(self._key) as machine:

@@ -20,7 +20,8 @@ Words = NDArray[np.uint64]
 def mask_values(values: Integers, plan: OneTimePlan, masks: MemberMasks) -> Words:
     """The masked words y of a contribution of (size,) clamped and noised values: (plan.words,) below t."""
     modulus = plan.ring.plain_modulus
-    words = np.ones(plan.words, dtype=np.uint64)
-    words[1:] = pack_lanes(values, plan, plan.offset, modulus)
-    words += masks.all(DATA, plan.words, modulus)
-    return words % np.uint64(modulus)
+    words = masks.all(DATA, plan.words, modulus)
+    words[0] += np.uint64(1)
+    words[1:] += pack_lanes(values, plan, plan.offset, modulus)
+    words %= np.uint64(modulus)
+    return words

@@ -71,8 +71,9 @@ class MemberMasks:
 
     def all(self, kind: MaskKind, count: int, bound: int, *more: bytes) -> Words:
         """The (count,) masks of one kind, below 2 ``bound``: those shared with others and that of the consent."""
-        own = self_masks(kind.own, self.context, [self.consent], count, bound, *more)
-        return self.pairwise(kind.pair, count, bound, *more) + own
+        masks = self_masks(kind.own, self.context, [self.consent], count, bound, *more)
+        masks += self.pairwise(kind.pair, count, bound, *more)
+        return masks
 
 
 def self_masks(

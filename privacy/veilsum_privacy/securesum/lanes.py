@@ -18,6 +18,8 @@ from veilsum_node.errors import HostileInput, Misuse
 
 Words = NDArray[np.uint64]
 
+_BLOCK = 1 << 13  # words at a time
+
 TAIL_SIGMAS = 12
 """The range check allows the whole sum's noise this many standard deviations (a tail below 1e-32 a value)."""
 
@@ -106,15 +108,20 @@ def pack_lanes(values: Integers, plan: LanePlan, offset: int, modulus: int) -> W
     """
     if values.shape != (plan.size,):
         raise Misuse(f"The plan is for {plan.size} values, the vector has shape {values.shape}.")
-    lanes = np.zeros((plan.slots, plan.lanes), dtype=np.int64)
-    lanes.reshape(-1)[: plan.size] = values
-    lanes += offset
-    if np.abs(lanes).max() >= 1 << (62 - plan.width * (plan.lanes - 1)):
-        raise Misuse("A noised value is too large for its lane.")  # a tail beyond any planned probability
-    packed = lanes[:, 0].copy()
-    for lane in range(1, plan.lanes):
-        packed += lanes[:, lane] << np.int64(plan.width * lane)
-    return np.mod(packed, modulus).astype(np.uint64)
+    words, most = np.empty(plan.slots, dtype=np.uint64), 1 << (62 - plan.width * (plan.lanes - 1))
+    for start in range(0, plan.slots, _BLOCK):  # a long vector is not held several times over
+        part = values[start * plan.lanes : (start + _BLOCK) * plan.lanes]
+        lanes = np.zeros((min(_BLOCK, plan.slots - start), plan.lanes), dtype=np.int64)
+        lanes.reshape(-1)[: len(part)] = part
+        lanes += offset
+        if max(int(lanes.max()), -int(lanes.min())) >= most:
+            raise Misuse("A noised value is too large for its lane.")  # a tail beyond any planned probability
+        packed = lanes[:, 0].copy()
+        for lane in range(1, plan.lanes):
+            packed += lanes[:, lane] << np.int64(plan.width * lane)
+        packed %= modulus
+        words[start : start + _BLOCK] = packed.view(np.uint64)
+    return words
 
 
 def unpack_lanes(words: Words, plan: LanePlan, left: int) -> Integers:

@@ -22,7 +22,7 @@ from veilsum_privacy.securesum.sum_plan import OneTimePlan
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 14
 
 
 class Total:

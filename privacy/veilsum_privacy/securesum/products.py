@@ -56,7 +56,7 @@ def common_polynomials(context: bytes, ring: RingParameters, start: int, count: 
     out = np.empty((count, ring.degree), dtype=np.uint64)
     for row, number in enumerate(range(start, start + count)):
         stream = WordStream(context, StreamPurpose.COMMON, context, number.to_bytes(4, "big"), bound=ring.prime)
-        out[row] = stream.take(ring.degree)
+        stream.fill(out[row])
     return out
 
 

@@ -23,6 +23,8 @@ SECRET_BYTES = 32
 
 _TOGETHER = 1 << 12  # words of several streams that are looked at together
 
+_BLOCK = 1 << 14  # words of one stream at a time: what is drawn and added stays in a processor's cache
+
 
 class StreamPurpose(StrEnum):
     """What a stream is for."""
@@ -41,6 +43,7 @@ class StreamPurpose(StrEnum):
 _OF_DATA = frozenset({StreamPurpose.PAIR_DATA, StreamPurpose.SELF_DATA})
 _PREFIX = "veilsum/6/"
 _START = bytes(16)
+_ZEROS = memoryview(bytes(1 << 16))  # what is encrypted; a keystream of any length is drawn in pieces of it
 _COUNTER = modes.CTR(_START)
 
 
@@ -97,16 +100,37 @@ class WordStream:
 
     def take(self, count: int) -> Words:
         """The next ``count`` words, (count,) uint64."""
-        return self._filled(self._raw(count).astype(np.uint64, copy=False) & self._cut)
+        words = np.empty(count, dtype=np.uint64)
+        self.fill(words)
+        return words
+
+    def fill(self, words: Words) -> None:
+        """Put the next words in the place of these, (n,) uint64 one behind the other."""
+        if self._type.itemsize == 8:
+            self._draw(words)
+        else:
+            words[:] = self._raw(len(words))
+        words &= self._cut
+        self._replace(words)
 
     def _raw(self, count: int) -> NDArray[np.unsignedinteger]:
-        return np.frombuffer(self._encryptor.update(bytes(self._type.itemsize * count)), dtype=self._type)
+        words = np.empty(count, dtype=self._type)
+        self._draw(words)
+        return words
 
-    def _filled(self, words: Words) -> Words:
-        """Words of this stream, of which those that are not below the bound give way to its next ones."""
-        if self._bound is None or (good := words < self._bound).all():
-            return words
-        return np.concatenate([words[good], self.take(len(words) - int(good.sum()))])
+    def _draw(self, words: NDArray[np.unsignedinteger]) -> None:
+        octets = words.view(np.uint8).data
+        for start in range(0, len(octets), len(_ZEROS)):
+            piece = octets[start : start + len(_ZEROS)]
+            self._encryptor.update_into(_ZEROS[: len(piece)], piece)
+
+    def _replace(self, words: Words) -> None:
+        """Those that are not below the bound give way to this stream's next ones."""
+        if self._bound is None or not len(words) or words.max() < self._bound:
+            return
+        good = words[words < self._bound]
+        self.fill(words[len(good) :])
+        words[: len(good)] = good
 
     @staticmethod
     def total(added: Sequence[WordStream], subtracted: Sequence[WordStream], count: int, bound: int) -> Words:
@@ -114,6 +138,14 @@ class WordStream:
 
         Sums fit 64 bits: of 4,096 streams of 47 bits, 1,024 of 48 or 16 of 51.
         """
+        whole = np.empty(count, dtype=np.uint64)
+        for start in range(0, count, _BLOCK):
+            part = whole[start : start + _BLOCK]
+            part[:] = WordStream._total(added, subtracted, len(part), bound)
+        return whole
+
+    @staticmethod
+    def _total(added: Sequence[WordStream], subtracted: Sequence[WordStream], count: int, bound: int) -> Words:
         streams = [*added, *subtracted]
         if streams and streams[0]._bound is None:  # a power of two: words are cut once, in the end
             whole = np.zeros(count, dtype=streams[0]._type)
@@ -126,10 +158,15 @@ class WordStream:
         rows = max(1, _TOGETHER // count)
         for place in range(0, len(streams), rows):
             group = streams[place : place + rows]
-            words = np.stack([stream._raw(count) for stream in group]) & group[0]._cut
-            if (words >= bound).any():
-                words = np.stack([stream._filled(row) for stream, row in zip(group, words, strict=True)])
+            words = np.empty((len(group), count), dtype=np.uint64)
+            for stream, row in zip(group, words, strict=True):
+                stream._draw(row)
+            words &= group[0]._cut
+            if words.max() >= bound:
+                for stream, row in zip(group, words, strict=True):
+                    stream._replace(row)
             split = max(0, len(added) - place)
             total += words[:split].sum(axis=0)
             total -= words[split:].sum(axis=0)
-        return total % np.uint64(bound)
+        total %= np.uint64(bound)
+        return total

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_privacy.securesum.contributions import Contribution
-from veilsum_privacy.securesum.opened_sums import BLOCK, ZEROS, nearest
+from veilsum_privacy.securesum.opened_sums import BLOCK, ZEROS, Integers, Words, nearest
 from veilsum_privacy.securesum.opening import open_keys_of, open_phases, unmasked_blocks
 from veilsum_privacy.securesum.packed import pack_numbers
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 
-def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> bytes:
-    """A sum that opens, in few bytes.
+class Opening(NamedTuple):
+    """What a sum opens to, before self-masks are taken off.
+
+    Attributes:
+        keys: (N,) the sum of the one-time keys.
+        words: (plan.words,) M below t.
+        rests: (plan.words,) how far each coefficient is from what key and word give.
+    """
+
+    keys: Integers
+    words: Words
+    rests: NDArray[np.int16]
+
+    def to_bytes(self, values: NDArray[Any]) -> bytes:
+        """The sum in few bytes; ``values``: (size,) of :func:`.unmask_values`, of any integers."""
+        written = io.BytesIO()
+        for numbers in (self.keys, values, self.rests):
+            _write(written, numbers)
+        return written.getvalue()
+
+
+def open_total(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Opening:
+    """Open a sum, of which all is kept that its bytes are made of.
 
     Args:
         total: the sum of all contributions of the cohort; its coefficients give way to the words, so it is used up.
@@ -28,19 +49,23 @@ def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, cons
     Raises:
         HostileInput: it does not open.
     """
-    keys, prime, written = open_keys_of(total, plan, context, consents), plan.ring.prime, io.BytesIO()
+    keys, prime = open_keys_of(total, plan, context, consents), plan.ring.prime
     words, rests = total.coefficients, np.empty(plan.words, dtype=np.int16)  # an error is below 2^13
     for part, phase, found in open_phases(total, keys, plan, context):
         rest = (phase - nearest(found, plan.ring)).view(np.int64)
         rests[part] = rest + prime * (rest < -(prime // 2)) - prime * (rest > prime // 2)  # a word near t is near 0
         words[part] = found
+    return Opening(keys, words, rests)
+
+
+def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> bytes:
+    """A sum that opens, in few bytes; arguments and errors as of :func:`open_total`."""
+    opening = open_total(total, plan, context, consents)
     values, done = np.empty(plan.size, dtype=np.int32 if plan.reach < 1 << 31 else np.int64), 0
-    for block in unmasked_blocks(words, plan, context, consents):
+    for block in unmasked_blocks(opening.words, plan, context, consents):
         values[done : done + len(block)] = block
         done += len(block)
-    for numbers in (keys, values, rests):
-        _write(written, numbers)
-    return written.getvalue()
+    return opening.to_bytes(values)
 
 
 def _write(file: io.BytesIO, numbers: NDArray[Any]) -> None:
@@ -53,7 +78,10 @@ def _write(file: io.BytesIO, numbers: NDArray[Any]) -> None:
         block = numbers[start : start + BLOCK].astype(np.int64)
         centre = int(np.rint(block.mean()))
         block -= centre
-        folded = ((block << 1) ^ (block >> 63)).view(np.uint64)  # 0, -1, 1, -2, 2 .. are 0, 1, 2, 3, 4 ..
+        signs = block >> 63
+        block <<= 1
+        block ^= signs
+        folded = block.view(np.uint64)  # 0, -1, 1, -2, 2 .. are 0, 1, 2, 3, 4 ..
         width = max(1, int(folded.max()).bit_length())
         usual = int(folded.mean()).bit_length()
         longest = {k: int((folded >> np.uint64(k)).sum()) for k in range(max(1, usual - 2), min(usual + 1, width - 1) + 1)}
