@@ -132,7 +132,7 @@ def test_a_site_is_sampled_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize("noise", ["distributed", "local"])
 def test_the_plan_says_how_many_sites_it_takes(noise: str) -> None:
     """By the definition: noise of so many values is as long as S sqrt(d), and a site's vector as D."""
-    study = compiled("slot-align", {}, epsilon=2.0, unit="site", noise=noise)
+    study = compiled("pca", {"width": 2}, epsilon=2.0, unit="site", noise=noise)
     task, values = study.tasks[0], 6 * 7 // 2 + 6 + 1
     cohort, honest = len(SITES), len(SITES) - 1
     std = math.sqrt(task.variance * (cohort if noise == "local" else cohort / honest))
@@ -146,7 +146,7 @@ def test_the_plan_says_how_many_sites_it_takes(noise: str) -> None:
     assert "for all records of a site together" in said
     assert f"{enough:,} sites" in said
     assert "too few for that" in said
-    assert "of a site together" not in " ".join(notes(compiled("slot-align", {}, epsilon=2.0, noise=noise), 100))
+    assert "of a site together" not in " ".join(notes(compiled("pca", {"width": 2}, epsilon=2.0, noise=noise), 100))
 
 
 def test_canaries_of_a_site_are_whole_sites() -> None:
@@ -160,14 +160,14 @@ def test_sites_agree_to_it_by_name_and_book_it_so(tmp_path: Any) -> None:
     """A site that does not list the unit refuses; one that does books it, and needs no column of persons."""
     for units in (("record", "subject"), ("site",)):
         bed = make_bed(tmp_path / units[0], make_data("abc", 60), units=units)
-        study = bed.compile(make_request(schema_of(4, 3, 200), "slot-align", 2.0, noise="distributed", unit="site"))
+        study = bed.compile(make_request(schema_of(2), "pca", 2.0, noise="distributed", unit="site"))
         local = bed.local
         if "site" not in units:
-            with pytest.raises(VeilsumError):
-                get_method("slot-align").run(local.prepare(local.submit(study, bed.analyst)))
+            with pytest.raises(VeilsumError, match="unit-not-accepted"):
+                get_method("pca").run(local.prepare(local.submit(study, bed.analyst)))
             continue
         bed.know_noise()
-        get_method("slot-align").run(local.prepare(local.submit(study, bed.analyst)))
+        get_method("pca").run(local.prepare(local.submit(study, bed.analyst)))
         for site in bed.sites.values():
             charged = list(site.ledger.entries(kind=Kind.CHARGE))
             assert [entry.unit for entry in charged] == ["site"] * len(charged)
