@@ -17,7 +17,8 @@ from support.neighbours import NEIGHBOURS, SETTINGS, Setting, exact_norm, join, 
 from support.studies import SITES, compiled, federation, shifted_sites
 from veilsum.plan import SITES_OF_NOISE, notes, site_shares
 from veilsum_coordinator.methods import get_method
-from veilsum_node.errors import VeilsumError
+from veilsum_coordinator.parts.query_requests import check_persons
+from veilsum_node.errors import ConfigurationError, VeilsumError
 from veilsum_privacy.accounting.accountant import epsilon_of
 from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.audit.canaries import as_unit, made_up_company
@@ -147,6 +148,19 @@ def test_the_plan_says_how_many_sites_it_takes(noise: str) -> None:
     assert f"{enough:,} sites" in said
     assert "too few for that" in said
     assert "of a site together" not in " ".join(notes(compiled("pca", {"width": 2}, epsilon=2.0, noise=noise), 100))
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"), [("statistics", {}), ("fedcgs", {"describe": True}), ("federated-evaluation", {})]
+)
+def test_what_describes_records_is_refused(method: str, parameters: dict[str, Any]) -> None:
+    if method == "federated-evaluation":
+        study = compiled("fedsgd", {"steps": 2}, epsilon=3.0, unit="site").model_copy(update={"method": method})
+        with pytest.raises(ConfigurationError, match="no count would be right"):
+            check_persons(None, 0, study)
+        return
+    with pytest.raises(ConfigurationError, match="shortened together"):
+        compiled(method, parameters, epsilon=3.0, unit="site")
 
 
 def test_canaries_of_a_site_are_whole_sites() -> None:
