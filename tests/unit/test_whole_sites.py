@@ -156,7 +156,7 @@ def test_the_plan_says_how_many_sites_it_takes(noise: str) -> None:
 def test_what_describes_records_is_refused(method: str, parameters: dict[str, Any]) -> None:
     if method == "federated-evaluation":
         study = compiled("fedsgd", {"steps": 2}, epsilon=3.0, unit="site").model_copy(update={"method": method})
-        with pytest.raises(ConfigurationError, match="no count would be right"):
+        with pytest.raises(ConfigurationError, match="no count is right"):
             check_persons(None, 0, study)
         return
     with pytest.raises(ConfigurationError, match="shortened together"):

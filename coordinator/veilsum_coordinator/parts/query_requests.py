@@ -148,7 +148,7 @@ def check_persons(person: Reduction | None, at_most: int, study: Study) -> None:
     stated = person is not None, at_most > 0
     if study.privacy.unit == "site":
         raise ConfigurationError(
-            f"The method {study.method} describes records; those of a site are shortened together, and no count would be right.",
+            f"The method {study.method} describes records; those of a site are shortened together: no count is right.",
             'Leave unit = "site" out, or train a model: fedsgd, fedcgs and others divide one released block by another.',
         )
     if all(stated):
