@@ -117,6 +117,18 @@ class MomentMap:
         result: Floats = np.where((self.order > 0)[:, None], moved, values).reshape(x.shape)
         return result
 
+    def affine(self) -> tuple[Floats, Floats]:
+        """Scale and offset (m,) of a map by mean and variance, for :func:`scaled`; 1 and 0 of a column that stays as it is.
+
+        Raises:
+            ValueError: a column is mapped by four moments.
+        """
+        if (self.order == 4).any():
+            raise ValueError("a map by four moments is not affine")
+        moved, ratio = self.order > 0, self.spread / self.deviation
+        scale = np.where(moved, 1.0 + self.tau * (ratio - 1.0), 1.0)
+        return scale, np.where(moved, self.tau * (self.target - ratio * self.centre), 0.0)
+
     def _shaped(self, z: Floats, columns: NDArray[np.intp]) -> Floats:
         """P_g(P_k^-1(z)) for z (..., columns), continued with slope 1 from where P_k^-1(z) is :data:`REACH` from 0."""
         own, reference = self.own.take(columns), self.reference.take(columns)
@@ -128,6 +140,13 @@ class MomentMap:
     def columns(self) -> dict[str, int]:
         """How many columns are mapped by four moments, by mean and variance, and not at all."""
         return {name: int((self.order == order).sum()) for name, order in (("four", 4), ("two", 2), ("none", 0))}
+
+
+def scaled(x: Floats, scale: Floats, offset: Floats) -> Floats:
+    """scale x + offset in each of m columns of x (n, m), or (n, m p) with p features side by side for each."""
+    values = x.reshape(len(x), len(scale), -1)
+    result: Floats = (values * scale[:, None] + offset[:, None]).reshape(x.shape)
+    return result
 
 
 def _cube_root_above(t: Floats) -> Floats:

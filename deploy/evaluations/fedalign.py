@@ -4,7 +4,8 @@ Ten sites, classes dealt by a Dirichlet draw of 0.5; every image gets noise N(0,
 in [0, 1], and is cut to [0, 1] again. Accuracy is told on test images as they are, and on test images with a site's own noise,
 which go through the site's own alignment: the mean over the sites.
 
-The parts "main" and "ablation" train a LeNet-5 or a perceptron without noise for privacy: FedAvg, FedProx, FedNova, FedAlign.
+The parts "main" and "ablation" train a LeNet-5 or a perceptron without noise for privacy: FedAvg, FedProx, FedNova, FedRDN,
+FedAlign with moments released once and in each round.
 The part "private" trains a softmax classifier on images averaged over 2 x 2 pixels under DP, by steps in secure sums (fedsgd)
 and by local DP-SGD (fedavg): moments and training are one study, and its epsilon is that of both.
 """
@@ -34,6 +35,7 @@ from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.feature_maps import ALIGNMENT_SCALE
 from veilsum_privacy.tasks.parts import part_of
 
 ALPHA, DELTA, SIDE = 0.5, 1e-5, 28
@@ -72,6 +74,8 @@ TRAINING = {
         Arm("FedAlign, moments of all, training on all", {"records": 1.0}),
         Arm("FedProx, all records", parameters={"objective": {"name": "prox"}}),
         Arm("FedNova, all records", parameters={"normalised": True}),
+        Arm("FedRDN, all records", {"records": 1.0, "moved_by": "drawn"}),
+        Arm("FedAlign, each round", {"released": "each-round"}),
     ),
     "ablation": (
         Arm("FedAlign, mean only", {"adjust": "mean"}),
@@ -86,8 +90,12 @@ PRIVATE = (
     Arm("fedsgd", method="fedsgd"),
     Arm("fedsgd, aligned, all records", {"records": 1.0}, method="fedsgd"),
     Arm("fedsgd, aligned, U_k 0.5", {}, method="fedsgd"),
+    Arm("fedsgd, FedRDN, all records", {"records": 1.0, "moved_by": "drawn"}, method="fedsgd"),
     Arm("fedavg"),
     Arm("fedavg, aligned, all records", {"records": 1.0}),
+    Arm("fedavg, FedRDN, all records", {"records": 1.0, "moved_by": "drawn"}),
+    Arm("fedavg, each round, all records", {"records": 1.0, "released": "each-round"}),
+    Arm("fedavg, each round, U_k 0.5", {"released": "each-round"}),
 )
 
 
@@ -168,11 +176,12 @@ def run(
     result = get_method(arm.method).run(federation)
     model = Model.from_result(result)
     bare = Model.from_result(replace(result, application={**result.application, "alignment": None}))
-    local, told = [], 0
+    local, told, shown = [], 0, ALIGNMENT_SCALE in result.arrays
     noise = (result.application["alignment"] or {}).get("noise_std", {})
     for name, own in sites.skewed.items():
-        kept = None if arm.moments is None else federation.kept_blocks(name, LABEL)
+        kept = None if arm.moments is None or shown else federation.kept_blocks(name, LABEL)
         told += 0 if kept is None else int((moments_of_sums(kept, noise).order > 0).any())
+        told += int((result.arrays[ALIGNMENT_SCALE][sorted(held).index(name)] != 1.0).any()) if shown else 0
         local.append(_percent(model.predict(own, name, kept), own))
     return {
         "clean": _percent(bare.predict(sites.clean), sites.clean),
@@ -209,6 +218,8 @@ def measure(arrays: Mapping[str, Any], chosen: argparse.Namespace, done: set[str
                 sites: SkewedSites | None = None
                 epsilons = chosen.epsilons if part == "private" else [math.inf]
                 for arm in PRIVATE if part == "private" else TRAINING[part]:
+                    if chosen.arms and arm.name not in chosen.arms:
+                        continue
                     for epsilon in epsilons:
                         model = "linear" if part == "private" else chosen.model
                         about = {
@@ -272,6 +283,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", choices=list(MODELS), default="lenet5", help="parts to run: main, ablation")
     parser.add_argument("--skew", choices=SKEWS, default="noise")
     parser.add_argument("--betas", nargs="+", type=float, default=[0.05, 0.1], help="variances")
+    arms = [arm.name for arms in (*TRAINING.values(), PRIVATE) for arm in arms]
+    parser.add_argument("--arms", nargs="+", choices=arms, metavar="ARM", help="only these of a part")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--sites", type=int, default=10)

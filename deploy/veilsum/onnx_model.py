@@ -116,7 +116,7 @@ def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = Non
             cosines = graph.node("Cos", graph.affine(graph.single(x), *waves(encoder)))
             x = graph.node("Mul", cosines, graph.constant(np.float32(height(encoder))))
     if (alignment := model.recipe.alignment) is not None:
-        if model.aligned is not None or not isinstance(alignment, Maps):
+        if model.aligned is not None or not isinstance(alignment, Maps) or alignment.moments is not None:
             raise Misuse(
                 "This result is aligned by what each site keeps to itself, which no file holds.",
                 "Apply it at a site that took part: `veilsum participant apply`.",

@@ -32,6 +32,7 @@ from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import DerivedTask
 
 NOTHING_SHARE = 1.0
@@ -42,6 +43,9 @@ WEAK_SHARE = 0.25
 
 USUAL_BUDGET, MOST_STUDIES = 10.0, 1000
 """Epsilon of the budget in the example of a site's configuration, what a site has being private; studies that are counted."""
+
+SITES_OF_NOISE = 3.0
+"""How many times as long as the noise the sum of all sites is to be, where each counts as one."""
 
 WANTED_ERROR = 0.1
 """Error that a plan prices unless it is told another."""
@@ -280,6 +284,8 @@ def _disclosures(study: Study) -> Iterator[str]:
 def _units(study: Study) -> Iterator[str]:
     if study.data.joined:
         yield "A person may have several rows (joined = true in the schema): the unit is a person with all of them."
+    if study.privacy.noise != "none" and study.privacy.unit == "site":
+        yield from _whole_sites(study)
     if study.privacy.noise != "none" and study.privacy.unit == "subject":
         twice = twofold_epsilon(study)
         cost = "the study costs more" if twice is None else f"epsilon is {twice:.3g}"
@@ -287,6 +293,35 @@ def _units(study: Study) -> Iterator[str]:
             "The guarantee is for one person at one site. Sites cannot know who else's patient a person is: for someone whose"
             f" records lie at two of the sites {cost}."
         )
+
+
+def site_shares(study: Study) -> dict[str, tuple[float, int]]:
+    """By label, what the noise of one release amounts to where each site counts as one.
+
+    First, of how many sites the vectors are together as long, all in one direction, as the noise: a site's is no longer than
+    the grid D, or than D times its steps where it trains, and d values of noise of standard deviation S are S sqrt(d) long.
+    Second, with how many sites the noise is a third of their sum; noise that each site adds in full grows with the root of
+    their number.
+    """
+    found = {}
+    for task in (AgreedStudy(study).task(declared.label) for declared in study.tasks if not declared.derived):
+        declared, cohort = task.declaration, study.sites
+        trains, steps = declared.local_steps > 0, max(1, declared.local_steps)
+        variance = cohort * declared.variance if trains else float(task.released_variance(cohort))
+        share = math.sqrt(variance * task.shape.size / steps) / declared.grid
+        alone = trains or study.privacy.noise == "local"
+        found[task.label] = share, math.ceil((SITES_OF_NOISE * share) ** 2 / cohort if alone else SITES_OF_NOISE * share)
+    return found
+
+
+def _whole_sites(study: Study) -> Iterator[str]:
+    label, (share, enough) = max(site_shares(study).items(), key=lambda item: item[1][1])
+    verdict = "enough for that" if study.sites >= enough else "too few for that: expect noise"
+    yield (
+        "The guarantee is for all records of a site together; that a site takes part is not hidden. Each site counts as one,"
+        f" however many records it has. The noise of a release of {label} is as long as the vectors of {share:,.1f} sites, and"
+        f" with about {enough:,} sites it is a third of their sum at best: {study.sites} are {verdict}."
+    )
 
 
 def _secure_steps(study: Study) -> Iterator[str]:

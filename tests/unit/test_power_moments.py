@@ -309,10 +309,9 @@ def test_a_task_sees_its_part_only() -> None:
     ("tasks", "message"),
     [
         ([SOURCE, aligned({"kind": "moments", "tau": 1.0})], "exactly if"),
-        (
-            [SOURCE, aligned({"kind": "broadcast", "tau": 1.0, "moments": {"order": 2, "adjust": "both"}})],
-            "exactly if",
-        ),
+        ([SOURCE, aligned(by_moments() | {"kind": "broadcast"})], "name a source if, and only if"),
+        ([aligned(by_moments(4) | {"kind": "broadcast"}, None)], "by mean and variance"),
+        ([SOURCE, aligned(by_moments(drawn=True))], "drawn from a broadcast"),
         ([SOURCE, aligned(by_moments(), None)], "must name a source"),
         ([SOURCE, aligned(by_moments(channels=1))], "cannot compute from what"),
         ([SOURCE, aligned(by_moments(bound=2.0))], "cannot compute from what"),

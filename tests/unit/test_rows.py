@@ -112,6 +112,7 @@ def rows_at_random(draw: st.DrawFn) -> Symbol:
             leaf = s.where(s.symbol(draw(st.sampled_from(codes))) > draw(st.integers(-2, 1)), leaf, -1)
             values.append(s.placed(s.spread(one[: min(size, 2)], 3), leaf, 8).reshape(-1))
             values.append(s.where(s.hash_is_low(record, 0.4), one, -one))
+            values.append(one * s.drawn(record, draw(st.integers(0, 2**53))))
             values.append(s.margin(one, features, thresholds, rng.normal(size=(3, 8, 2)), rng.normal(size=2)))
         values[-1] = values[-1][: min(values[-1].shape[0], 600)]
     known = s.every(s.finite(record.features)) if draw(st.booleans()) else record.present[0]

@@ -40,14 +40,14 @@ from veilsum_coordinator.parts.local_rounds import (
     training_plan,
 )
 from veilsum_coordinator.parts.moment_plans import (
-    LABEL,
     FeatureRules,
     MomentAlignment,
-    align_moments,
+    MomentRounds,
     aligned_parameters,
     epsilon_parts,
     moment_plans,
     moment_share,
+    moment_source,
     need_label,
     resolve_moments,
     training_records,
@@ -347,7 +347,8 @@ class FedAvg(Method[FedAvgParameters]):
         before = tuple[TaskPlan, ...]()
         if moments is not None:
             share = moment_share(float(moments.share), plan.steps, plan.sampling_rate)
-            before, plan = moment_plans(moments, inputs, parameters.missing, share=share), replace(plan, source=LABEL)
+            before = moment_plans(moments, inputs, parameters.missing, share=share, rounds=parameters.rounds)
+            plan = replace(plan, source=moment_source(moments))
         return with_recalibration(float(parameters.recalibrate), (*before, plan), private=inputs.private)
 
     def check_federation(self, study: Study) -> None:
@@ -372,8 +373,7 @@ class FedAvg(Method[FedAvgParameters]):
         study = federation.study
         parameters = FedAvgParameters.model_validate(study.parameters)
         outcome = parameters.outcome
-        moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
-        reference, able = ({}, None) if moments is None else (moments.broadcast, moments.cohort)
+        aligned = None if parameters.moments is None else MomentRounds(federation, parameters.moments, parameters.seed)
         rounds = LocalRounds(federation, parameters)
         who = None if parameters.participation is None else Participation(parameters.participation, study.participants)
         rng = np.random.default_rng((parameters.seed, 0x61766F74))
@@ -381,10 +381,12 @@ class FedAvg(Method[FedAvgParameters]):
         mean = {name: np.zeros_like(values) for name, values in rounds.trained.items()}
         for number in range(1, parameters.rounds + 1):
             drawn, weights = (None, {}) if who is None else who.draw(rng)
+            reference = {} if aligned is None else aligned.broadcast(number)
+            able = None if aligned is None else aligned.now.cohort
             rounds.round({**reference, **weights}, _in_both(able, drawn), None if who is None else who.scale)
             if number > parameters.rounds - averaged:
                 mean = {name: mean[name] + values / averaged for name, values in rounds.trained.items()}
-        trained = mean if averaged else rounds.trained
+        trained, moments = mean if averaged else rounds.trained, None if aligned is None else aligned.now
         architecture = rounds.task.objective.architecture
         summary: dict[str, Any] = {
             "model": architecture.name,
@@ -400,7 +402,8 @@ class FedAvg(Method[FedAvgParameters]):
             summary["participation"] = who.summary()
         if moments is not None:
             summary["moments"], summary["epsilon"] = dict(moments.summary), epsilon_parts(study, [LOCAL])
-        final, told = recalibrated(federation, architecture, trained, broadcast=reference, members=able)
+        maps, able = ({}, None) if moments is None else (moments.broadcast, moments.cohort)
+        final, told = recalibrated(federation, architecture, trained, broadcast=maps, members=able)
         summary |= told
         head, arrays = network_head(architecture, final)
         if outcome is not None:

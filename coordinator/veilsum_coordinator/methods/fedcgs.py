@@ -217,9 +217,9 @@ class FedCGS(Method[FedCGSParameters]):
         return *plans, TaskPlan(ALIGNED, "aligned-moments", mapped, source=source)
 
     def check(self, study: Study) -> None:
-        if study.parameters.get("describe") and study.privacy.unit == "subject":
+        if study.parameters.get("describe") and study.privacy.unit != "record":
             raise ConfigurationError(
-                "fedcgs describes records; a person's records are shortened together, and no mean would be right.",
+                "fedcgs describes records; those of a person, or site, are shortened together, and no mean would be right.",
                 'Leave `describe` out, and ask the method statistics with person = "first".',
             )
 

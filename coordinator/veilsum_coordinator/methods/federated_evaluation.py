@@ -275,7 +275,8 @@ class FederatedEvaluation(Method[FederatedEvaluationParameters]):
 
     def check(self, study: Study) -> None:
         parameters = FederatedEvaluationParameters.model_validate(study.parameters)
-        if parameters.prediction is not None or parameters.person is not None or parameters.at_most:
+        whole = study.privacy.unit == "site"
+        if whole or parameters.prediction is not None or parameters.person is not None or parameters.at_most:
             check_persons(parameters.person, parameters.at_most, study)
 
     def compute(self, federation: Federation) -> Result:

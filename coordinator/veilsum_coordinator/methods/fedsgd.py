@@ -21,15 +21,15 @@ from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.first_moments import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.moment_plans import (
-    LABEL,
     FeatureRules,
     MomentAlignment,
     MomentReference,
-    align_moments,
+    MomentRounds,
     aligned_parameters,
     epsilon_parts,
     moment_plans,
     moment_share,
+    moment_source,
     need_label,
     resolve_moments,
     training_records,
@@ -175,6 +175,11 @@ class FedSGD(Method[FedSGDParameters]):
         model = resolved_model(model, inputs.width, scores, "fedsgd, parameters.model")
         check_recalibration(parameters.recalibrate, inputs, model, "fedsgd", outcome=outcome is not None)
         moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
+        if moments is not None and moments.released != "once":
+            raise ConfigurationError(
+                "Moments are released anew in each round of fedavg; a step of fedsgd is too short for that.",
+                "Leave out parameters.moments.released.",
+            )
         centred = absorbs if parameters.centre is None else parameters.centre
         counted = centred and moments is None and outcome is None
         filled = {
@@ -212,7 +217,7 @@ class FedSGD(Method[FedSGDParameters]):
         own_mean = bool(parameters.centre) and moments is None
         share = float(parameters.centre_share) if own_mean else 0.0
         each = (1.0 - share) / parameters.steps
-        source = None if moments is None else LABEL
+        source = moment_source(moments)
         steps = TaskPlan(GRADIENT, "gradient", task, releases=parameters.steps, sampling_rate=rate, share=each, source=source)
         before = tuple[TaskPlan, ...]()
         if moments is not None:
@@ -236,7 +241,8 @@ class FedSGD(Method[FedSGDParameters]):
         stepped = SteppedModel(rule, parameters.decay, first, np.float32 if task.single else np.float64)
         model = AveragedModel(stepped, parameters, architecture.shapes())
         for step in range(1, last + 1):
-            release = federation.sum(GRADIENT, {**to_broadcast(model.shown()), **before.broadcast}, members=before.members)
+            sent = {**to_broadcast(model.shown()), **before.of_step(step)}
+            release = federation.sum(GRADIENT, sent, members=before.members)
             due = checkpoint_due(parameters.checkpoint_every, step, last)
             if study.privacy.noise == "none":
                 divisor = max(1.0, float(release.values["count"][0]))
@@ -257,9 +263,9 @@ class FedSGD(Method[FedSGDParameters]):
             summary["class_weights"] = dict(zip(study.data.classes, before.weights.tolist(), strict=True))
         if before.moments is not None:
             summary["moments"], summary["epsilon"] = dict(before.moments.summary), epsilon_parts(study, [GRADIENT])
-        sent = {} if before.moments is None else before.moments.broadcast
+        maps = {} if before.moments is None else before.moments.broadcast
         final, told = recalibrated(
-            federation, architecture, model.final(), centre=before.centre, broadcast=sent, members=before.members
+            federation, architecture, model.final(), centre=before.centre, broadcast=maps, members=before.members
         )
         summary |= told
         head, arrays = network_head(architecture, final, before.centre)
@@ -343,6 +349,7 @@ class ReleasedBefore:
         weights: (K,) of classes; None where all count alike.
         beginning: where training on an outcome begins; None for classes.
         records: of all sites by the released means; 0 without these.
+        aligned: what has the moments, from step to step.
     """
 
     moments: MomentReference | None = None
@@ -350,10 +357,15 @@ class ReleasedBefore:
     weights: Floats | None = None
     beginning: Beginning | None = None
     records: float = 0.0
+    aligned: MomentRounds | None = None
+
+    def of_step(self, number: int) -> dict[str, Floats]:
+        """What a step, counted from 1, broadcasts beside the model."""
+        return self.broadcast if self.aligned is None else {**self.broadcast, **self.aligned.broadcast(number)}
 
     @property
     def broadcast(self) -> dict[str, Floats]:
-        """What every step broadcasts beside the model."""
+        """What every step broadcasts beside the model, of which nothing is drawn."""
         found = {} if self.centre is None else {CENTRE: self.centre}
         found |= {} if self.moments is None else self.moments.broadcast
         return found if self.weights is None else {**found, CLASS_WEIGHTS: self.weights}
@@ -368,9 +380,10 @@ def release_before(federation: Federation, parameters: FedSGDParameters) -> Rele
     """Run the rounds that come before the steps: of moments, or else of means where a centre is asked for."""
     study, outcome, asked = federation.study, parameters.outcome, parameters.class_weights
     if parameters.moments is not None or not parameters.centre:
-        moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
+        aligned = None if parameters.moments is None else MomentRounds(federation, parameters.moments, parameters.seed)
+        moments = None if aligned is None else aligned.now
         centre = aligned_centre(moments, study) if parameters.centre and moments is not None else None
-        return ReleasedBefore(moments, centre, weights_of_classes(asked, study.data.classes, None))
+        return ReleasedBefore(moments, centre, weights_of_classes(asked, study.data.classes, None), aligned=aligned)
     means = federation.sum(MEANS)
     centre, weights = released_centre(means, study), weights_of_classes(asked, study.data.classes, means)
     begin = None if outcome is None else beginning(outcome, study.data, centre)

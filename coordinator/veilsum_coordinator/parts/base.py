@@ -245,7 +245,7 @@ class Inputs:
         Args:
             persons: how a person's records count, as parameters of the task.
         """
-        if self.private or (self.unit == "subject" and not any(persons.values())):
+        if self.private or (self.unit != "record" and not any(persons.values())):
             return 0
         return max(1, int(persons.get("at_most", 0)))
 

@@ -7,20 +7,28 @@ Alignment of sites' features by their moments, in front of methods that train (F
 One release of power sums, of which every site keeps its own noised ones. The sum tells the moments of all, which are
 broadcast; each site maps its features from its own moments to these, each feature or channel by itself, before it clips
 and trains. By default moments are of one part of the records and training is on the others, as FedAlign does; one ledger
-is charged for both in full. This module trains nothing.
+is charged for both in full. Where moments are disclosed per site, maps are made here and broadcast in place of a reference:
+of other sites for records to be drawn for (FedRDN), or of moments that are released anew for each round of training.
+This module trains nothing.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.feature_moments import FeatureMoments, mean_of_moments, moments_of_sums, reference_arrays
+from veilsum_aggregation.feature_moments import (
+    FeatureMoments,
+    mean_of_moments,
+    moment_terms,
+    moments_of_sums,
+    reference_arrays,
+)
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
@@ -31,6 +39,7 @@ from veilsum_privacy.study.encoder import Encoder, Program, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.feature_maps import ALIGNMENT_OFFSET, ALIGNMENT_SCALE, SALT
 from veilsum_privacy.tasks.layout import balanced_weights
 from veilsum_privacy.tasks.parameters import Alignment, MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments
@@ -232,7 +241,10 @@ class MomentAlignment(Frozen):
         reference: ``pooled`` are the moments of all records, with the spread between sites; ``within`` is the mean of the
             sites' own moments, as in FedAlign.
         records: share of each site's records that moments are made from; the others are trained on. 1 takes all for both.
-        share: part of the budget that the one release of moments takes.
+        share: part of the budget that the release of moments takes, or all of them together.
+        moved_by: whose moments a record is moved by in training: ``own`` are its site's, ``drawn`` those of a site that is
+            drawn anew for each record and round (FedRDN). When the model is applied they are always its site's own.
+        released: ``once``; or for ``each-round`` of training, which then is on other records in each round, as moments are.
     """
 
     order: Literal[2, 4] = 2
@@ -244,6 +256,18 @@ class MomentAlignment(Frozen):
     reference: Literal["pooled", "within"] = "pooled"
     records: Real = Field(default=0.5, gt=0, le=1)
     share: Real = Field(default=0.1, gt=0, lt=1)
+    moved_by: Literal["own", "drawn"] = Field(default="own", exclude_if=lambda whose: whose == "own")
+    released: Literal["once", "each-round"] = Field(default="once", exclude_if=lambda often: often == "once")
+
+    @property
+    def shown(self) -> bool:
+        """Whether each site's noised moments are disclosed; otherwise it keeps them, and their sum is."""
+        return self.moved_by == "drawn" or self.released == "each-round"
+
+    @property
+    def resplit(self) -> bool:
+        """Whether each round has other records for moments and for training."""
+        return self.released == "each-round" and self.records < 1.0
 
 
 @dataclass(frozen=True)
@@ -256,6 +280,7 @@ class MomentReference:
         application: how a result says it (the key ``alignment``).
         summary: of the result.
         cohort: who kept a statistic, and so can align.
+        reference: further arrays that :attr:`application` names.
     """
 
     moments: FeatureMoments
@@ -263,11 +288,12 @@ class MomentReference:
     application: Mapping[str, Any]
     summary: Mapping[str, Any]
     cohort: tuple[str, ...] = ()
+    reference: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def arrays(self) -> Mapping[str, Floats]:
         """The arrays that :attr:`application` names."""
-        return self.broadcast
+        return {**self.broadcast, **self.reference}
 
 
 def resolve_moments(parameters: MomentAlignment, inputs: Inputs, image: Sequence[int] | None = None) -> MomentAlignment:
@@ -294,6 +320,11 @@ def resolve_moments(parameters: MomentAlignment, inputs: Inputs, image: Sequence
         )
     if parameters.order == 4 and parameters.adjust != "both":
         raise ConfigurationError(f"{what}: order = 4 adjusts mean and variance both.", "Take order = 2 to adjust one of them.")
+    if parameters.order == 4 and parameters.shown:
+        raise ConfigurationError(
+            f"{what}: four moments are aligned by what a site keeps, of one release.",
+            "Take order = 2, or leave out moved_by and released.",
+        )
     bound = parameters.bound
     if inputs.encoder is None:
         if bound not in (None, 1.0):
@@ -324,7 +355,9 @@ def moment_share(share: float, steps: int, sampling_rate: float = 1.0) -> float:
     return share / (1.0 - share) * max(steps, 1) * sampling_rate**2
 
 
-def moment_plans(parameters: MomentAlignment, inputs: Inputs, missing: Missing, *, share: float = 1.0) -> tuple[TaskPlan, ...]:
+def moment_plans(
+    parameters: MomentAlignment, inputs: Inputs, missing: Missing, *, share: float = 1.0, rounds: int = 1
+) -> tuple[TaskPlan, ...]:
     """The release that moments are made from, and for ``within`` the sum of the sites' own, which costs nothing.
 
     Args:
@@ -332,6 +365,7 @@ def moment_plans(parameters: MomentAlignment, inputs: Inputs, missing: Missing, 
         inputs: of the method.
         missing: of features, as training takes them.
         share: of the budget, against the shares of the method's other releases: see :func:`moment_share`.
+        rounds: of training.
     """
     width = None if inputs.encoder is None else inputs.width
     m = parameters.channels or len(columns_of_moments(inputs.schema, width, None))
@@ -345,11 +379,15 @@ def moment_plans(parameters: MomentAlignment, inputs: Inputs, missing: Missing, 
         missing=missing,
         part=part,
         part_share=part_share,
+        resplit=parameters.resplit,
         order=parameters.order,
         channels=parameters.channels,
         count_weight=count_weight,
         power_weight=power_weight,
     )
+    if parameters.shown:
+        often = rounds if parameters.released == "each-round" else 1
+        return (TaskPlan(LABEL, "power-moments", values, releases=often, disclosure="per-site", share=share / often),)
     kept = TaskPlan(LABEL, "power-moments", values, keep=True, share=share)
     if parameters.reference == "pooled":
         return (kept,)
@@ -358,7 +396,7 @@ def moment_plans(parameters: MomentAlignment, inputs: Inputs, missing: Missing, 
 
 
 def aligned_parameters(parameters: MomentAlignment | None) -> dict[str, Any]:
-    """What a task that trains on aligned features states of it (``PartParameters``); its source is :data:`LABEL`.
+    """What a task that trains on aligned features states of it (``PartParameters``); :func:`moment_source` is its source.
 
     None stands for no alignment: all records, as they are.
     """
@@ -366,10 +404,19 @@ def aligned_parameters(parameters: MomentAlignment | None) -> dict[str, Any]:
         return {"alignment": None, "part": "all", "part_share": 0.5}
     part, part_share = _part(parameters, "training")
     use = MomentUse(
-        order=parameters.order, adjust=parameters.adjust, channels=parameters.channels, bound=parameters.bound or 1.0
+        order=parameters.order,
+        adjust=parameters.adjust,
+        channels=parameters.channels,
+        bound=parameters.bound or 1.0,
+        drawn=parameters.moved_by == "drawn",
     )
-    alignment = Alignment(kind="moments", tau=parameters.tau, moments=use)
-    return {"alignment": alignment, "part": part, "part_share": part_share}
+    alignment = Alignment(kind="broadcast" if parameters.shown else "moments", tau=parameters.tau, moments=use)
+    return {"alignment": alignment, "part": part, "part_share": part_share, "resplit": parameters.resplit}
+
+
+def moment_source(parameters: MomentAlignment | None) -> str | None:
+    """Of which kept task such a task makes its map; None where it is broadcast, or there is none."""
+    return None if parameters is None or parameters.shown else LABEL
 
 
 def training_records(parameters: MomentAlignment | None, records: int) -> int:
@@ -391,7 +438,8 @@ def records_to_align(study: Study) -> int | None:
     """
     declaration = study.task(LABEL)
     cohort = len(study.participants)
-    noise = {name: std / math.sqrt(cohort) for name, std in released_noise(study, LABEL, cohort).items()}
+    noises = 1 if declaration.own_noise else cohort
+    noise = {name: std / math.sqrt(noises) for name, std in released_noise(study, LABEL, cohort).items()}
     square = 2.0 * SPREAD**2
     part = float.fromhex(declaration.parameters["part_share"]) if declaration.parameters["part"] == "statistics" else 1.0
 
@@ -428,6 +476,82 @@ def align_moments(federation: Federation, parameters: MomentAlignment) -> Moment
     return moment_reference(release, parameters, within)
 
 
+class MomentRounds:
+    """The alignment of one study's rounds of training, from the first on.
+
+    Attributes:
+        now: the reference of the rounds so far. Of moments that are released in each round it is made of all so far: added up
+            they have less noise than the last ones alone, and cost no more.
+    """
+
+    def __init__(self, federation: Federation, parameters: MomentAlignment, seed: int = 0) -> None:
+        """Release the moments of the first round; ``parameters`` are resolved."""
+        self._federation, self._parameters, self._seed, self._released = federation, parameters, seed, 0
+        self._sums: Release | None = None
+        self.now = self._release(1)
+
+    def broadcast(self, number: int) -> dict[str, Floats]:
+        """What round ``number``, counted from 1, broadcasts beside the model; in turn, each once."""
+        if self._parameters.released == "each-round" and number > 1:
+            self.now = self._release(number)
+        return {**self.now.broadcast, **self._salts(number)}
+
+    def _release(self, number: int) -> MomentReference:
+        if not self._parameters.shown:
+            return align_moments(self._federation, self._parameters)
+        members = None if self._sums is None else self._sums.cohort
+        release = self._federation.sum(LABEL, self._salts(number), members=members)
+        self._released += 1
+        if self._sums is None or self._sums.cohort != release.cohort:
+            self._sums, self._released = release, 1
+        else:
+            values = {name: self._sums.values[name] + array for name, array in release.values.items()}
+            self._sums = replace(release, values=values)
+        std = {name: std * math.sqrt(self._released) for name, std in release.noise_std.items()}
+        return shown_reference(replace(self._sums, noise_std=std), self._parameters, self._federation.study.participants)
+
+    def _salts(self, number: int) -> dict[str, Floats]:
+        """By which records are split and sites are drawn in a round; public, and of no round but this."""
+        if not self._parameters.shown:
+            return {}
+        return {SALT: np.random.default_rng((self._seed, 0x73616C74, number)).integers(2**53, size=2).astype(np.float64)}
+
+
+def shown_reference(release: Release, parameters: MomentAlignment, participants: Sequence[str]) -> MomentReference:
+    """The maps of all sites from the release of each one's power sums.
+
+    Args:
+        release: disclosed per site; its noise is that of a site's own.
+        parameters: resolved.
+        participants: of the study; one that is not in the cohort has the map of one that is, for records to be drawn for.
+    """
+    cohort = len(release.cohort)
+    rows = [{name: values[row] for name, values in release.values.items()} for row in range(cohort)]
+    own = [moments_of_sums(row, release.noise_std) for row in rows]
+    together = {name: std * math.sqrt(cohort) for name, std in release.noise_std.items()}
+    pooled = moments_of_sums({name: values.sum(axis=0) for name, values in release.values.items()}, together)
+    terms = [moment_terms(moments) for moments in own]
+    within = mean_of_moments({name: np.sum([term[name] for term in terms], axis=0) for name in terms[0]})
+    moments = pooled if parameters.reference == "pooled" else within
+    maps = [moment_map(each, moments, adjust=parameters.adjust, tau=parameters.tau).affine() for each in own]
+    places = [release.cohort.index(name) if name in release.cohort else at % cohort for at, name in enumerate(participants)]
+    scale, offset = (np.stack([maps[place][part] for place in places]) for part in (0, 1))
+    reference = reference_arrays(moments)
+    use = {"order": 2, "adjust": parameters.adjust, "channels": parameters.channels, "bound": parameters.bound}
+    made_by = {"kind": "moments", "tau": parameters.tau, "moments": use, "reference": {name: name for name in reference}}
+    application = {
+        "kind": "maps",
+        "sites": list(participants),
+        "matrix": ALIGNMENT_SCALE,
+        "offset": ALIGNMENT_OFFSET,
+        "moments": use,
+        "made_by": made_by,
+    }
+    broadcast = {ALIGNMENT_SCALE: scale, ALIGNMENT_OFFSET: offset}
+    summary = _summary(parameters, moments, pooled.number)
+    return MomentReference(moments, broadcast, application, summary, release.cohort, reference)
+
+
 def moment_reference(release: Release, parameters: MomentAlignment, within: Release | None = None) -> MomentReference:
     """The reference from the release of power sums, or from the sum of the sites' own moments."""
     pooled = moments_of_sums(release.values, release.noise_std)
@@ -448,6 +572,10 @@ def moment_reference(release: Release, parameters: MomentAlignment, within: Rele
         "reference": {name: name for name in broadcast},
         "noise_std": noise,
     }
+    return MomentReference(moments, broadcast, application, _summary(parameters, moments, pooled.number), release.cohort)
+
+
+def _summary(parameters: MomentAlignment, moments: FeatureMoments, records: float) -> dict[str, Any]:
     told = moment_map(moments, moments, order=parameters.order, adjust=parameters.adjust).columns()
     summary: dict[str, Any] = {
         "order": parameters.order,
@@ -455,12 +583,14 @@ def moment_reference(release: Release, parameters: MomentAlignment, within: Rele
         "per": parameters.per,
         "reference": parameters.reference,
         "tau": parameters.tau,
-        "records": max(pooled.number, 0.0),
+        "records": max(records, 0.0),
         "columns": told,
     }
+    if parameters.shown:
+        summary |= {"moved_by": parameters.moved_by, "released": parameters.released}
     if told["none"] == len(moments):
         summary["not_estimable"] = "no feature's variance can be told from the noise; nothing is aligned"
-    return MomentReference(moments, broadcast, application, summary, release.cohort)
+    return summary
 
 
 def _part(parameters: MomentAlignment, part: str) -> tuple[str, float]:

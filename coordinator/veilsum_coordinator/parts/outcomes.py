@@ -31,6 +31,7 @@ from veilsum_privacy.tasks.gradient import GradientParameters
 from veilsum_privacy.tasks.local_training import LocalTrainingParameters
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.outcomes import HUBER_BEND, Outcome
+from veilsum_privacy.tasks.parameters import Alignment
 from veilsum_privacy.tasks.queries.coefficients import NO_EVENT
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 from veilsum_privacy.training.arrays import to_broadcast
@@ -317,7 +318,7 @@ def with_recalibration(asked: float, plans: tuple[TaskPlan, ...], *, private: bo
         return plans
     step = CalibrationStepParameters(
         width=training.width,
-        alignment=training.alignment,
+        alignment=_own_map(training.alignment),
         clip=UNCLIPPED,
         missing=training.missing,
         model=training.model,
@@ -330,6 +331,13 @@ def with_recalibration(asked: float, plans: tuple[TaskPlan, ...], *, private: bo
     return *plans, *(
         TaskPlan(label, "calibration-step", step, share=part, source=plans[-1].source) for label, part in releases
     )
+
+
+def _own_map(alignment: Alignment | None) -> Alignment | None:
+    """How a model is applied that was trained so: by the map of a record's own site."""
+    if alignment is None or alignment.moments is None or not alignment.moments.drawn:
+        return alignment
+    return alignment.model_copy(update={"moments": alignment.moments.model_copy(update={"drawn": False})})
 
 
 class Recalibrated(NamedTuple):

@@ -143,9 +143,14 @@ def check_persons(person: Reduction | None, at_most: int, study: Study) -> None:
     """Insist that a study says how a person's records count exactly if persons are its unit.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: it does not, or whole sites are, of which nothing can be described.
     """
     stated = person is not None, at_most > 0
+    if study.privacy.unit == "site":
+        raise ConfigurationError(
+            f"The method {study.method} describes records; those of a site are shortened together: no count is right.",
+            'Leave unit = "site" out, or train a model: fedsgd, fedcgs and others divide one released block by another.',
+        )
     if all(stated):
         raise ConfigurationError("`person` and `at_most` exclude each other.", "Leave one of them out.")
     if any(stated) != (study.privacy.unit == "subject"):

@@ -38,8 +38,8 @@ class Options(TypedDict, total=False):
         cohort_difference: whether cohorts of the study may differ.
         accounting: the rule by which studies are priced, ``"gaussian"`` or ``"rdp"``; see docs/ledger.md.
         slack: the share of delta that sampled steps may be taken to reveal a record with; 0.02 by default.
-        unit: whose presence is hidden: a ``"record"``'s or a ``"subject"``'s; by default the subject's where the schema says
-            that a person may have several rows (``joined``), else the record's.
+        unit: whose presence is hidden: a ``"record"``'s, a ``"subject"``'s, or that of all records of a ``"site"``; by
+            default the subject's where the schema says that a person may have several records, else a record's.
         person: with subjects, how a person's records become one: ``"first"``, ``"last"``, ``"max"`` or ``"mean"``.
         at_most: in its place, how many records of a person count.
         derive: columns made of others, by name (docs/statistics.md, "Queries").
@@ -68,7 +68,7 @@ class Options(TypedDict, total=False):
     cohort_difference: Literal["strict", "allowed"]
     accounting: Literal["gaussian", "rdp"]
     slack: float
-    unit: Literal["record", "subject"]
+    unit: Literal["record", "subject", "site"]
     person: Literal["first", "last", "max", "mean"]
     at_most: int
     derive: Mapping[str, Mapping[str, Any]]

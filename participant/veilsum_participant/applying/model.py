@@ -24,17 +24,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation import moment_alignment
-from veilsum_aggregation.alignment import Kind, local_map, unlabelled_map
+from veilsum_aggregation.alignment import local_map, unlabelled_map
 from veilsum_aggregation.arrays import Bools, Floats
+from veilsum_aggregation.moment_maps import scaled
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError, HostileInput, Misuse, raising
 from veilsum_participant.applying.heads import head_scores
-from veilsum_participant.applying.recipe import Maps, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
+from veilsum_participant.applying.recipe import MadeBy, Maps, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import exact_affine, height, waves
+from veilsum_privacy.tasks.parameters import MomentUse
 
 Move = Callable[[Floats, Bools], Floats]
 """An alignment: of finite features (n, m), and of which columns of the records are present (n, d)."""
@@ -224,10 +226,10 @@ class Model:
         if not reference:
             return replace(self, aligned=_stay)
         with raising(_UNFIT, on=(KeyError, ValueError, ArithmeticError)):
-            if isinstance(made, OwnAlignment) and made.kind == "moments":
+            if made.kind == "moments":
                 kept, noise = _power_sums(made, self.recipe, x[known])
                 return replace(self, aligned=_by_moments(made, reference, self.recipe, kept, noise))
-            own = unlabelled_map(cast(Kind, made.kind), x[known], reference, tau=made.tau)
+            own = unlabelled_map(made.kind, x[known], reference, tau=made.tau)
         return replace(self, aligned=_affine_move(own.matrix, own.offset))
 
     def with_schema(self, schema: DatasetSchema) -> Model:
@@ -254,7 +256,10 @@ class Model:
             if site not in alignment.sites:
                 raise Misuse(f"This result has no alignment for {site!r}.", did_you_mean(site, alignment.sites))
             index = alignment.sites.index(site)
-            return _affine_move(self.arrays[alignment.matrix][index], self.arrays[alignment.offset][index])
+            matrix, offset = self.arrays[alignment.matrix][index], self.arrays[alignment.offset][index]
+            if alignment.moments is None:
+                return _affine_move(matrix, offset)
+            return _by_columns(lambda x: scaled(x, matrix, offset), alignment.moments, self.recipe)
         return _own_move(alignment, self.recipe, self.arrays, kept, noise_std)
 
 
@@ -295,7 +300,7 @@ def _stay(x: Floats, present: Bools) -> Floats:
     return x
 
 
-def _power_sums(alignment: OwnAlignment, recipe: Recipe, x: Floats) -> tuple[dict[str, Floats], dict[str, float]]:
+def _power_sums(alignment: MadeBy | OwnAlignment, recipe: Recipe, x: Floats) -> tuple[dict[str, Floats], dict[str, float]]:
     """The blocks of the task "power-moments" over features (n, m), in the clear, and that they have no noise."""
     use = alignment.moments
     if use is None:
@@ -349,13 +354,13 @@ def _own_move(
 
 
 def _by_moments(
-    alignment: OwnAlignment,
+    alignment: MadeBy | OwnAlignment,
     reference: Mapping[str, Floats],
     recipe: Recipe,
     kept: Mapping[str, Floats],
     noise: Mapping[str, float],
 ) -> Move:
-    """As :func:`veilsum_privacy.tasks.feature_maps.map_records` does it: the schema's own features stay in their box.
+    """The map that what a site keeps gives it.
 
     Raises:
         ValueError, KeyError: kept statistic and reference do not fit together.
@@ -364,6 +369,11 @@ def _by_moments(
     if use is None:
         raise ValueError("the result does not state its moments")
     own = moment_alignment.local_map(kept, noise, reference, order=use.order, adjust=use.adjust, tau=alignment.tau)
+    return _by_columns(own, use, recipe)
+
+
+def _by_columns(own: Callable[[Floats], Floats], use: MomentUse, recipe: Recipe) -> Move:
+    """As :func:`veilsum_privacy.tasks.feature_maps.map_records` does it: the schema's own features stay in their box."""
     columns, bound = recipe.aligned_columns(use), use.bound
 
     def scaled(x: Floats, present: Bools) -> Floats:

@@ -42,14 +42,16 @@ class ProjectionArrays(Frozen):
 class MadeBy(Frozen):
     """What maps were made by: kind of reference, share of the way, reference; no array of it where nothing is aligned."""
 
-    kind: Literal["barycenter", "two-way", "slopes"]
+    kind: Literal["barycenter", "two-way", "slopes", "moments"]
     tau: Real = Field(ge=0, le=1)
+    moments: MomentUse | None = None
     reference: dict[Array, Array]
 
 
 class Maps(Frozen):
     """One affine map a site: ``matrix`` (sites, m, m) and ``offset`` (sites, m), in the order of ``sites``.
 
+    With ``moments`` each column is mapped by itself: ``matrix`` (sites, m) are scales of the columns that have moments.
     ``made_by`` gives a site that took no part its map; results of earlier versions do not have it.
     """
 
@@ -57,6 +59,7 @@ class Maps(Frozen):
     sites: tuple[Name, ...] = Field(min_length=1)
     matrix: Array
     offset: Array
+    moments: MomentUse | None = None
     made_by: MadeBy | None = None
 
 
@@ -278,19 +281,32 @@ def _check_alignment(recipe: Recipe, arrays: _Arrays) -> None:
     if isinstance(alignment, Maps):
         if len(set(alignment.sites)) != len(alignment.sites):
             raise HostileInput("The result's alignment names a site twice.", _AGAIN)
-        arrays.take(alignment.matrix, len(alignment.sites), width, width)
-        arrays.take(alignment.offset, len(alignment.sites), width)
-        _take_reference({} if alignment.made_by is None else alignment.made_by.reference, _shapes(width), arrays)
+        if alignment.moments is None:
+            arrays.take(alignment.matrix, len(alignment.sites), width, width)
+            arrays.take(alignment.offset, len(alignment.sites), width)
+        else:
+            m = _columns(recipe, alignment.moments)
+            arrays.take(alignment.matrix, len(alignment.sites), m)
+            arrays.take(alignment.offset, len(alignment.sites), m)
+        if alignment.made_by is not None:
+            _check_reference(alignment.made_by, recipe, arrays)
     elif alignment is not None:
-        shapes = _shapes(width)
-        if (alignment.kind == "moments") != (alignment.moments is not None):
-            raise HostileInput("The result's alignment states moments exactly if it is by moments.", _AGAIN)
-        if alignment.moments is not None:
-            columns = recipe.aligned_columns(alignment.moments)
-            shapes = dict.fromkeys(MOMENT_REFERENCE, (alignment.moments.channels or len(columns),))
-            if set(alignment.reference) != set(shapes):
-                raise HostileInput("The result's alignment lacks the reference that moments need.", _AGAIN)
-        _take_reference(alignment.reference, shapes, arrays)
+        _check_reference(alignment, recipe, arrays)
+
+
+def _check_reference(made: MadeBy | OwnAlignment, recipe: Recipe, arrays: _Arrays) -> None:
+    shapes = _shapes(recipe.width)
+    if (made.kind == "moments") != (made.moments is not None):
+        raise HostileInput("The result's alignment states moments exactly if it is by moments.", _AGAIN)
+    if made.moments is not None:
+        shapes = dict.fromkeys(MOMENT_REFERENCE, (_columns(recipe, made.moments),))
+        if set(made.reference) != set(shapes):
+            raise HostileInput("The result's alignment lacks the reference that moments need.", _AGAIN)
+    _take_reference(made.reference, shapes, arrays)
+
+
+def _columns(recipe: Recipe, use: MomentUse) -> int:
+    return use.channels or len(recipe.aligned_columns(use))
 
 
 def _shapes(width: int) -> dict[str, tuple[int | None, ...]]:

@@ -44,8 +44,8 @@ def candidates(schema: DatasetSchema, rng: np.random.Generator) -> Iterator[Reco
 
 
 def as_unit(record: Records, unit: Unit, number: int) -> Records:
-    """One unit of privacy: the record, or a subject that has it several times."""
-    times = _OF_A_SUBJECT if unit == "subject" else 1
+    """One unit of privacy: the record, or a subject, or site, that has it several times."""
+    times = 1 if unit == "record" else _OF_A_SUBJECT
     return replace(record.take(np.zeros(times, dtype=np.intp)), subjects=np.full(times, _FIRST + number, dtype=np.int64))
 
 
@@ -57,6 +57,7 @@ def made_up_company(units: Sequence[Records], schema: DatasetSchema, unit: Unit,
     """
     times = _OF_A_SUBJECT if unit == "subject" else 1
     number, records = min(COMPANY, schema.max_records // (2 * times)), join(units)
+    number = 0 if unit == "site" else number  # nobody at a site is beside the whole site
     drawn = records.take(rng.integers(len(records), size=number * times))
     return replace(drawn, subjects=np.repeat(np.arange(number, dtype=np.int64), times))
 

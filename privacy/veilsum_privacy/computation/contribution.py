@@ -317,6 +317,8 @@ def compute_sum(
     factor = _factor(agreed.study, broadcast, place) if terms.weighted else 1.0
     broadcast = own_rows(agreed, broadcast, place.index)
     batches = [records] if isinstance(records, Records) else records
+    if agreed.study.privacy.unit == "site":
+        batches = _as_one_unit(batches)
     match terms.kind:
         case "derived":
             found = _derive(agreed, broadcast, place)
@@ -349,12 +351,21 @@ def _factor(study: Study, broadcast: Mapping[str, Floats], place: SitePlace) -> 
 
 
 def _unit_subjects(study: Study, records: Records) -> Integers | None:
-    """The subject of each record where the unit of privacy is the subject; None where it is the record."""
-    if study.privacy.unit != "subject":
+    """The unit of each record where that is a subject or the whole site; None where it is the record."""
+    if study.privacy.unit == "record":
         return None
     if records.subjects is None:
         raise Misuse("The study's unit is the subject, and the dataset names no column that tells subjects apart.")
     return records.subjects
+
+
+def _as_one_unit(batches: Iterable[Records]) -> Iterator[Records]:
+    """All records of a site as those of one subject, in one batch: their rows are added and clipped once.
+
+    They are joined when the first one is asked for, after all that is public was tried.
+    """
+    whole = join_batches(batches)
+    yield replace(whole, subjects=np.zeros(len(whole), dtype=np.int64))
 
 
 def _sampled(agreed: DeclaredTask, batches: Iterable[Records], random: RandomSource) -> Iterable[Records]:
@@ -391,7 +402,7 @@ def _train(
         evaluate: _Evaluate = Evaluation if place.evaluations is None else place.evaluations.requested
         if (elsewhere := place.elsewhere) is not None:
             evaluate = _elsewhere(evaluate, lambda maps: elsewhere.maps(agreed, broadcast, place.state, maps))
-        by_subject = study.privacy.unit == "subject"
+        by_subject = study.privacy.unit != "record"
         trained, counts = answered(training, steps, load, most, by_subject=by_subject, evaluate=evaluate)
         if counts.fault is not None:
             note(counts.fault)

@@ -44,8 +44,16 @@ from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.tasks.base import Records, RowTask, Task, TrainingTask
-from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET, ENCODER_MATRIX, ENCODER_OFFSET
+from veilsum_privacy.tasks.feature_maps import (
+    ALIGNMENT_MATRIX,
+    ALIGNMENT_OFFSET,
+    ALIGNMENT_SCALE,
+    ENCODER_MATRIX,
+    ENCODER_OFFSET,
+    SALT,
+)
 from veilsum_privacy.tasks.model_tables import ModelTables
+from veilsum_privacy.tasks.parameters import PartParameters
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import from_broadcast
 from veilsum_privacy.training.released import model_digest
@@ -240,15 +248,19 @@ def made_up_broadcast(agreed: AgreedTask) -> tuple[AgreedTask, dict[str, Floats]
 
 def _alignment(study: Study, task: Task[Any]) -> dict[str, Floats]:
     features, alignment, width = task.features, task.alignment, task.dimension
+    resplit = isinstance(features, PartParameters) and features.resplit
     if features is None or alignment is None:
-        return {}
-    if alignment.kind == "broadcast":
+        return {SALT: np.zeros(2)} if resplit else {}
+    if alignment.kind == "broadcast" and alignment.moments is None:
         matrices = np.broadcast_to(np.eye(width), (study.sites, width, width))
         return {ALIGNMENT_MATRIX: matrices, ALIGNMENT_OFFSET: np.zeros((study.sites, width))}
     if alignment.moments is None:
         return example_reference(alignment.kind, width, len(study.data.classes))
     channels = alignment.moments.channels
     m = len(columns_of_moments(study.data, features.width, channels)) if channels is None else channels
+    if alignment.kind == "broadcast":
+        maps = {ALIGNMENT_SCALE: np.ones((study.sites, m)), ALIGNMENT_OFFSET: np.zeros((study.sites, m))}
+        return {**maps, SALT: np.zeros(2)}
     told = np.full(m, 2, dtype=np.int64)
     return reference_arrays(FeatureMoments(1.0, np.zeros(m), np.ones(m), np.zeros(m), np.full(m, 3.0), told, np.zeros((4, m))))
 

@@ -424,7 +424,7 @@ def verified_words(dossier: Figures) -> str:
 
 
 def _units(units: Sequence[str]) -> str:
-    words = {"record": "one record", "subject": "all records of one person"}
+    words = {"record": "one record", "subject": "all records of one person", "site": "all records of this site"}
     return listed([words.get(unit, unit) for unit in units], "or") if units else "none yet, for nothing was asked for"
 
 

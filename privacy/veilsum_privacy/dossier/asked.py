@@ -65,7 +65,11 @@ def asked_facts(study: Study) -> dict[str, str]:
         "releases": _releases(study),
         "of": f"{counted(study.sites, 'site')}: {listed(study.participants)}; no sum of fewer than {privacy.min_cohort}",
         "shows": f"this site's own figures in {listed(apart)}" if apart else "sums over sites only",
-        "protects": f"one {'person with all their records' if privacy.unit == 'subject' else 'record'}",
+        "protects": {
+            "record": "one record",
+            "subject": "one person with all their records",
+            "site": "all records of the site",
+        }[privacy.unit],
         "noise": _NOISE[privacy.noise],
         "costs": "no bound" if privacy.epsilon is None else f"epsilon {privacy.epsilon:.4g} at delta {privacy.delta:g}",
     }

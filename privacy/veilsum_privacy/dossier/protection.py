@@ -322,7 +322,7 @@ def _stated(dossier: Figures, name: str) -> tuple[str, ...]:
 
 def _categories(dossier: Figures) -> tuple[str, ...]:
     columns = sorted({name for account in _accounts(dossier) for name in (account["columns"] or "").split(", ") if name})
-    units = {"record": "one record", "subject": "all records of one person"}
+    units = {"record": "one record", "subject": "all records of one person", "site": "all records of this site"}
     lines = [
         f"Population {item['name']}: datasets {listed(list(item['datasets'])) or 'none'};"
         f" protected unit: {listed([units.get(unit, unit) for unit in item['units']], 'or') or 'none yet'}."

@@ -28,7 +28,7 @@ MAX_STEPS = 10**9
 Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Disclosure = Literal["joint", "per-site"]
 NoiseKind = Literal["distributed", "local", "none"]
-Unit = Literal["record", "subject"]
+Unit = Literal["record", "subject", "site"]
 Statement = Literal["purpose", "reference", "legal_basis", "contact"]
 STATEMENTS: tuple[Statement, ...] = get_args(Statement)
 """What an analyst may state of a study beside what it computes, in words."""
@@ -107,7 +107,7 @@ class PrivacyDemand(Frozen):
         assumed_colluders: k, participants whose noise is not counted.
         min_cohort: smallest cohort of any sum.
         cohort_difference: ``strict`` (one cohort for the whole study) or ``allowed``.
-        unit: the unit of privacy: one ``record``, or one ``subject`` with all its records at a site.
+        unit: the unit of privacy: one ``record``, one ``subject`` with all its records at a site, or one ``site``.
     """
 
     epsilon: Real | None

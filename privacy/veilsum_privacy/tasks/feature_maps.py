@@ -30,16 +30,19 @@ from veilsum_privacy.mechanism.rows.symbols import (
     by_moments,
     clip,
     cos,
+    drawn,
     every,
     finite,
     hash_is_low,
     joined,
+    lookup,
     opaque,
     record_of,
     spread,
     symbol,
     traced,
     where,
+    whole,
 )
 from veilsum_privacy.study.encoder import Program, Projection, RandomFeatures
 from veilsum_privacy.study.projections import projection_digest
@@ -50,6 +53,8 @@ from veilsum_privacy.tasks.power_moments import columns_of_moments
 
 ENCODER_MATRIX, ENCODER_OFFSET = "encoder.matrix", "encoder.offset"
 ALIGNMENT_MATRIX, ALIGNMENT_OFFSET = "alignment.matrix", "alignment.offset"
+ALIGNMENT_SCALE = "alignment.scale"
+SALT = "alignment.salt"
 REFERENCE = "reference."
 """Names of broadcast arrays; those of a reference begin with the last."""
 
@@ -110,7 +115,9 @@ class FeatureMap:
         """
         taken = symbol(np.True_)
         if self._part != "all" and isinstance(self.parameters, PartParameters):
-            taken = hash_is_low(record, float(self.parameters.part_share))
+            share = float(self.parameters.part_share)
+            # The salt of a draw of a site is another, so that no part is of some sites' maps alone.
+            taken = drawn(record, self._salt(0)) < share if self.parameters.resplit else hash_is_low(record, share)
             taken = taken if self._part == "statistics" else ~taken
         return (self._in_box(record) if self.parameters.width is None else self._made(record, self.parameters.width)), taken
 
@@ -136,7 +143,7 @@ class FeatureMap:
             raise HostileInput(f"The features have {x.shape[0]} dimensions; the task takes {width}.")
         if parameters.alignment is not None and parameters.alignment.moments is not None:
             bound = parameters.alignment.moments.bound
-            x = by_moments(x / bound, self._moment_map(width)) * bound
+            x = self._by_moments(record, x / bound, width) * bound
         else:
             own = _alignment(parameters, self.broadcast, self.study.sites, self.index, self.kept, self.noise_std)
             if own is not None:
@@ -152,10 +159,32 @@ class FeatureMap:
         moments = alignment.moments
         columns = columns_of_moments(self.study.data, None, None if moments is None else moments.channels)
         features = clip(record.features, -1.0, 1.0)
-        moved = clip(by_moments(features[columns], self._moment_map(len(columns))), -1.0, 1.0)
+        moved = clip(self._by_moments(record, features[columns], len(columns)), -1.0, 1.0)
         order = np.arange(self.study.data.width)
         order[columns] = self.study.data.width + np.arange(len(columns))
         return record._replace(features=where(record.present, joined(features, moved)[order], 0.0))
+
+    def _by_moments(self, record: Record, x: Symbol, features: int) -> Symbol:
+        """So many features of a record, each mapped by itself: as the site's kept moments say, or as the broadcast does."""
+        alignment = self.parameters.alignment
+        use = None if alignment is None else alignment.moments
+        if alignment is None or use is None or alignment.kind != "broadcast":
+            return by_moments(x, self._moment_map(features))
+        m = use.channels or features
+        scale, offset = (_array(self.broadcast, name, (self.study.sites, m)) for name in (ALIGNMENT_SCALE, ALIGNMENT_OFFSET))
+        if not np.isfinite(scale).all() or not np.isfinite(offset).all():
+            raise HostileInput("The broadcast holds a map that is not finite.")
+        # A draw is below 1 - 2^-53, so its product with the number of sites is below that number.
+        place = whole(drawn(record, self._salt(1)) * float(self.study.sites)) if use.drawn else symbol(np.int64(self.index))
+        own = [symbol(lookup(table, place)).reshape(m, 1) for table in (scale, offset)]
+        return (x.reshape(m, features // m) * own[0] + own[1]).reshape(features)
+
+    def _salt(self, place: int) -> int:
+        """One of the two salts of the round: of parts, and of draws."""
+        salts = _array(self.broadcast, SALT, (2,))
+        if not (np.isfinite(salts).all() and (salts >= 0.0).all() and (salts < 2.0**53).all()):
+            raise HostileInput("The broadcast holds a salt that is none.")
+        return int(salts[place])
 
     def _moment_map(self, features: int) -> MomentMap:
         """The site's map of so many features by their moments."""

@@ -17,12 +17,14 @@ class MomentUse(Frozen):
         channels: features are so many channels, each with equally many features side by side that share their moments; None
             for moments of each feature.
         bound: moments are of features divided by it; 1 for the schema's own.
+        drawn: of maps in the broadcast, whether each record goes through that of a site drawn for it in place of its own.
     """
 
     order: Literal[2, 4]
     adjust: Literal["mean", "variance", "both"]
     channels: int | None = Field(default=None, ge=1, le=4096)
     bound: Real = Field(default=1.0, gt=0, le=1e6)
+    drawn: bool = Field(default=False, exclude_if=lambda drawn: not drawn)
 
     @model_validator(mode="after")
     def _four_adjust_both(self) -> Self:
@@ -38,7 +40,8 @@ class Alignment(Frozen):
         kind: ``broadcast``: the site's own affine map stands in the broadcast. Others: the site makes its
             map from its kept noised statistic and the broadcast reference (:mod:`veilsum_aggregation.alignment`).
         tau: strength in [0, 1] of a map that the site makes; 0 leaves the features as they are.
-        moments: of the kind ``moments``, which maps each feature by itself; None for all other kinds.
+        moments: of a map of each feature by itself: of the kind ``moments``, and of ``broadcast`` where a scale and an offset
+            of each are broadcast in place of a matrix; None for all others.
     """
 
     kind: Literal["broadcast", "barycenter", "two-way", "slopes", "moments"]
@@ -47,8 +50,12 @@ class Alignment(Frozen):
 
     @model_validator(mode="after")
     def _moments_of_their_kind(self) -> Self:
-        if (self.kind == "moments") != (self.moments is not None):
+        if (self.kind == "moments") != (self.moments is not None) and self.kind != "broadcast":
             raise ValueError("moments are stated exactly if features are aligned by them")
+        if self.moments is not None and self.moments.drawn and self.kind != "broadcast":
+            raise ValueError("a site's map is drawn from a broadcast that holds those of all")
+        if self.moments is not None and self.moments.order == 4 and self.kind == "broadcast":
+            raise ValueError("a broadcast holds maps by mean and variance")
         return self
 
     @property
@@ -111,7 +118,9 @@ class PartParameters(FeatureParameters):
         part: ``statistics`` are the records that :func:`veilsum_privacy.tasks.parts.in_statistics_part` picks, ``training``
             the others, ``all`` both.
         part_share: share of the records, in expectation, that are for statistics; of no meaning with ``all``.
+        resplit: whether the parts are others in each round, by the salt in its broadcast.
     """
 
     part: Part = "all"
     part_share: Real = Field(default=0.5, gt=0, lt=1)
+    resplit: bool = Field(default=False, exclude_if=lambda resplit: not resplit)

@@ -20,7 +20,7 @@ from veilsum_aggregation.moment_maps import Cubics, MomentMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
 from veilsum_privacy.mechanism.exact import LARGEST, ExactAffine, largest_of
-from veilsum_privacy.mechanism.parts import hash_is_low
+from veilsum_privacy.mechanism.parts import drawn, hash_is_low
 from veilsum_privacy.mechanism.trees import margin_of, walked
 
 Kind = Literal["real", "whole", "truth"]
@@ -526,8 +526,7 @@ class HashIsLow(Primitive):
     """
 
     def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
-        _want(len(given) == 3 and [each.kind for each in given] == ["real", "truth", "whole"], "nothing is hashed")
-        _want(len(given[0].shape) == 1 and given[0].shape == given[1].shape and not given[2].shape, "nothing is hashed")
+        _hashed(given)
         (share,) = _public(arrays, "a share", ("real", 1))
         _want(share.shape == (1,) and 0.0 <= float(share[0]) <= 1.0, "a share is none")
         return Spec((), "truth")
@@ -536,6 +535,29 @@ class HashIsLow(Primitive):
         features, present, label = given
         share = float(arrays[0][0])
         return lambda: np.copyto(out, hash_is_low(features, present, label, share))
+
+
+class Drawn(Primitive):
+    """:func:`~veilsum_privacy.mechanism.parts.drawn` of features (d,), which are present (d,), and a label (): in [0, 1).
+
+    The public array (1,) is the salt.
+    """
+
+    def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
+        _hashed(given)
+        (salt,) = _public(arrays, "a salt", ("whole", 1))
+        _want(salt.shape == (1,) and int(salt[0]) >= 0, "a salt is none")
+        return Spec((), "real")
+
+    def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
+        features, present, label = given
+        salt = int(arrays[0][0])
+        return lambda: np.copyto(out, drawn(features, present, label, salt))
+
+
+def _hashed(given: Sequence[Spec]) -> None:
+    _want(len(given) == 3 and [each.kind for each in given] == ["real", "truth", "whole"], "nothing is hashed")
+    _want(len(given[0].shape) == 1 and given[0].shape == given[1].shape and not given[2].shape, "nothing is hashed")
 
 
 class Moments(Primitive):
@@ -640,6 +662,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "leaves": Leaves(),
     "margin": Margin(),
     "hash_is_low": HashIsLow(),
+    "drawn": Drawn(),
     "moments": Moments(),
     "opaque": Opaque(),
 }

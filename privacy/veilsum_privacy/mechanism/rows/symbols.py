@@ -404,8 +404,16 @@ def margin(row: Value, features: NDArray[Any], thresholds: NDArray[Any], leaf: N
 
 def hash_is_low(record: Record, share: float) -> Symbol:
     """Whether the hash of a record's content is among the lowest ``share`` of all hashes."""
-    label = -1 if record.label is None else record.label
-    return _of("hash_is_low", record.features, record.present, label, arrays=[np.array([share])])
+    return _of("hash_is_low", *_content(record), arrays=[np.array([share])])
+
+
+def drawn(record: Record, salt: int) -> Symbol:
+    """What is drawn for a record under a public salt, in [0, 1): a hash of its content."""
+    return _of("drawn", *_content(record), arrays=[np.array([salt], dtype=np.int64)])
+
+
+def _content(record: Record) -> tuple[Value, Value, Value]:
+    return record.features, record.present, -1 if record.label is None else record.label
 
 
 def by_moments(row: Value, own: MomentMap) -> Symbol:
