@@ -28,7 +28,6 @@ from veilsum_aggregation.newton import (
     LONGEST_STEP,
     OLD_INFORMATION,
     OLD_SCORE,
-    WEAKEST,
     Cells,
     SolvedFit,
     limited,
@@ -365,6 +364,7 @@ class HazardFit(SolvedFit):
     @property
     def drowned(self) -> NotEstimable | None:
         whiten = self.model.whiten
-        weakest = np.concatenate([[0.0], whiten @ self._spectrum[1][:, 0]])
+        direction = np.concatenate([[0.0], whiten @ self._spectrum[1][:, 0]])
         step = without(self.step[self.model.q :], whiten, self.apart[1:])
-        return too_weak(self.reach, self.smallest, WEAKEST, self.named(weakest)) or unconverged(step, *self._white_covariances)
+        weak = too_weak(self.reach, self.smallest, self.weakest, self.named(direction))
+        return weak or unconverged(step, *self._white_covariances)

@@ -48,8 +48,10 @@ LONGEST_MOVE, HALVINGS = 100.0, 60
 LONGEST_STEP = 2.0
 """Radius in gamma of one step: at 1 a typical record's linear predictor changes by 1."""
 
-WEAKEST = 0.5
-"""The noise of H, as a share of its smallest eigenvalue, up to which intervals hold (measured)."""
+WEAKEST, WEAKEST_STEP = 1.0, 0.5
+"""The noise of H, as a share of its smallest eigenvalue, up to which intervals hold (measured): of fits that are solved in
+cells, and of a step alone. H is lifted to its noise; a rule far above that would choose studies in which noise made H large:
+their steps are too short, and stay near a point whose own error is in no interval."""
 
 EXCESS = 0.98
 """Largest part of the information that the score's variance is taken to lack because of shortening."""
@@ -322,6 +324,11 @@ class SolvedFit(Fit):
     def last_step(self) -> tuple[Floats, Floats]:
         """Coefficients (p,) from which the last step goes, and the step (p,)."""
 
+    @property
+    def weakest(self) -> float:
+        """:data:`WEAKEST` of this fit."""
+        return WEAKEST if self.cells is not None else WEAKEST_STEP
+
     def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
         """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
         before, step = self.last_step
@@ -478,5 +485,5 @@ class NewtonFit(SolvedFit):
 
     @property
     def drowned(self) -> NotEstimable | None:
-        weak = too_weak(self.reach, self.smallest, WEAKEST, self.named(self.whiten @ self._spectrum[1][:, 0]))
+        weak = too_weak(self.reach, self.smallest, self.weakest, self.named(self.whiten @ self._spectrum[1][:, 0]))
         return weak or unconverged(without(self.step, self.whiten, self.apart), *self._white_covariances)

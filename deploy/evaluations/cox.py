@@ -8,6 +8,7 @@ they are made up as well: a number, an arm, and a level that a twentieth has, of
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -110,36 +111,36 @@ def base_of(shape: float, slope: float) -> float:
     return low
 
 
-def follow_up_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
+def follow_up_rows(runs: int, seed: int) -> Iterator[str]:
+    """Each with random numbers of its own."""
+    for place, (shape, name, epsilon) in enumerate(product((0.6, 1.0, 1.8), FOLLOW_UP, (3.0, 8.0))):
+        yield follow_up_row(shape, name, epsilon, runs, np.random.default_rng((seed, place)))
+
+
+def follow_up_row(shape: float, name: str, epsilon: float, runs: int, rng: np.random.Generator) -> str:
     """Coverage and told of both terms, bias of each in units of its standard error, and lifelines' of the same records."""
     columns = (NumberColumn(name="age", low=20, high=90), NumberColumn(name="arm", low=0, high=1))
     time, end = NumberColumn(name="time", low=0, high=YEARS), CategoryColumn(name="end", categories=("no", "yes"))
     schema = DatasetSchema(columns=(*columns, time, end), max_records=2 * RECORDS)
     asked = {"family": "cox", "outcome": "time", "event": "end", "censored": ["no"], "over": ["age", "arm"]}
-    for shape in (0.6, 1.0, 1.8):
-        for name, slope in FOLLOW_UP.items():
-            base = base_of(shape, slope)
-            for epsilon in (3.0, 8.0):
-                study, off, errors, plain = study_of("regression", schema, RECORDS, epsilon, parameters=asked), [], [], []
-                covers = []
-                for _ in range(runs):
-                    terms, times, event = made_up(shape, slope, base, RECORDS, rng)
-                    scaled = [(terms[:, 0] - 20) / 35 - 1, terms[:, 1] * 2 - 1, times / (YEARS / 2) - 1, event == 0.0, event]
-                    records = complete_records(np.column_stack(scaled))
-                    figures = [
-                        row["log"] for row in METHODS["regression"].run(Sums(study, records, rng)).summary["coefficients"]
-                    ]
-                    plain.append(lifelines_fit(terms, times, event)[0] - TRUTH)
-                    if all("value" in each for each in figures):
-                        off.append([each["value"] - value for each, value in zip(figures, TRUTH, strict=True)])
-                        errors.append([math.hypot(each["noise_error"], each["sampling_error"]) for each in figures])
-                        ends = zip(map(ends_of, figures), TRUTH, strict=True)
-                        covers.append([low <= value <= high for (low, high), value in ends])
-                error, covered = np.mean(errors, axis=0), np.mean(covers, axis=0)
-                bias, exact = np.mean(off, axis=0) / error, np.mean(plain, axis=0) / error
-                cells = [*(f"{each:.3f}" for each in covered), f"{len(off) / runs:.0%}", *(f"{each:+.2f}" for each in bias)]
-                cells += [f"{each:+.2f}" for each in exact]
-                yield f"| {shape:g} | {name} | {epsilon:g} | {' | '.join(cells)} |"
+    study, base = study_of("regression", schema, RECORDS, epsilon, parameters=asked), base_of(shape, FOLLOW_UP[name])
+    off, errors, plain, covers = [], [], [], []
+    for _ in range(runs):
+        terms, times, event = made_up(shape, FOLLOW_UP[name], base, RECORDS, rng)
+        scaled = [(terms[:, 0] - 20) / 35 - 1, terms[:, 1] * 2 - 1, times / (YEARS / 2) - 1, event == 0.0, event]
+        records = complete_records(np.column_stack(scaled))
+        figures = [row["log"] for row in METHODS["regression"].run(Sums(study, records, rng)).summary["coefficients"]]
+        plain.append(lifelines_fit(terms, times, event)[0] - TRUTH)
+        if all("value" in each for each in figures):
+            off.append([each["value"] - value for each, value in zip(figures, TRUTH, strict=True)])
+            errors.append([math.hypot(each["noise_error"], each["sampling_error"]) for each in figures])
+            ends = zip(map(ends_of, figures), TRUTH, strict=True)
+            covers.append([low <= value <= high for (low, high), value in ends])
+    error, covered = np.mean(errors, axis=0), np.mean(covers, axis=0)
+    bias, exact = np.mean(off, axis=0) / error, np.mean(plain, axis=0) / error
+    cells = [*(f"{each:.3f}" for each in covered), f"{len(off) / runs:.0%}", *(f"{each:+.2f}" for each in bias)]
+    cells += [f"{each:+.2f}" for each in exact]
+    return f"| {shape:g} | {name} | {epsilon:g} | {' | '.join(cells)} |"
 
 
 RARE, RATIOS, HAZARD = 0.05, (0.3, 0.4, 0.5), -1.2
@@ -190,7 +191,7 @@ def main() -> None:
     if options.follow_up:
         heads = ["shape", "follow-up of older records", "epsilon", "covered: age", "arm", "told", "bias: age", "arm"]
         heads += ["lifelines' bias: age", "arm"]
-        print_table(heads, follow_up_rows(options.runs, np.random.default_rng(options.seed)), 2)
+        print_table(heads, follow_up_rows(options.runs, options.seed), 2)
         return
     heads = ["data", "epsilon", "records", "covered", "told", "error", "without noise"]
     print_table(heads, (row for name in HORIZON for row in rows(name, options.runs, np.random.default_rng(options.seed))))

@@ -18,6 +18,7 @@ from veilsum.exports import to_csv
 from veilsum.plan import plan_study
 from veilsum_aggregation import newton
 from veilsum_aggregation.families import mean_of
+from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, whitening
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.config import read_toml, validate
@@ -400,7 +401,7 @@ def white_fit(rng: np.random.Generator, n: int, score_std: float, information_st
         noise = noise + noise.T + np.diag(rng.normal(size=4) * information_std)
         score = white.T @ (y - mean) + rng.normal(size=4) * score_std
         released.append(NewtonRelease(point, score, (white * variance[:, None]).T @ white + noise, score_std, information_std))
-        fit = NewtonFit(whiten, tuple(released))
+        fit = NewtonFit(whiten, tuple(released), cells=newton.Cells("logistic", gram))
         point = fit.point
     return fit, truth
 
@@ -418,10 +419,29 @@ def test_a_fit_covers_both_errors(n: int, score_std: float, information_std: flo
     assert 0.925 <= np.mean(covered) <= 0.975
 
 
+@pytest.mark.system
+@pytest.mark.parametrize(("information_std", "least", "most"), [(25.0, 0.8, 0.95), (30.0, 0.6, 0.8), (40.0, 0.1, 0.3)])
+def test_where_few_fits_are_told_those_are_not_the_wrong_ones(information_std: float, least: float, most: float) -> None:
+    """600 records: the noise of the information nears what it tells, so that nearly all, two thirds and a fifth are told."""
+    rng, told, covered = np.random.default_rng(5), 0, []
+    for _ in range(400):
+        fit, truth = white_fit(rng, 600, 14.0, information_std)
+        told += fit.drowned is None
+        if fit.drowned is None:
+            figures = [fit.combination(np.eye(4)[place]) for place in (1, 2, 3)]
+            covered += [a.low <= truth[k] <= a.high for k, a in enumerate(figures, 1) if not isinstance(a, NotEstimable)]
+    assert least <= told / 400 <= most
+    assert len(covered) >= 200
+    assert 0.925 <= np.mean(covered) <= 0.985
+
+
 def test_a_fit_says_where_it_cannot_be_trusted() -> None:
     fit, _ = white_fit(np.random.default_rng(0), 200, 5.0, 60.0)
     assert fit.drowned is not None
     assert "against the noise" in fit.drowned.reason
+    seven = NewtonRelease(np.zeros(2), np.array([1.0, -1.0]), np.eye(2) * 20.0, 0.1, 7.0)  # its noise is .7 of the information
+    assert NewtonFit(np.eye(2), [seven], cells=newton.Cells("logistic", np.eye(2))).drowned is None
+    assert NewtonFit(np.eye(2), [seven]).drowned is not None  # whose last step is not solved in cells
     far = NewtonRelease(np.zeros(2), np.array([40.0, 0.0]), np.eye(2) * 10.0, 0.1, 0.0)
     fit = NewtonFit(np.eye(2), [far])
     assert fit.drowned is not None
