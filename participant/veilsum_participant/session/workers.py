@@ -74,6 +74,8 @@ class Workers:
             if worker is None or (worker.load and len(self._workers) < MOST_WORKERS):
                 worker = _Worker(self._answer, self._failed)
                 self._workers.append(worker)
+            if len(self._of) >= MOST_WORKERS * WAITING:  # most of them over: with nothing at a worker, any may answer the next
+                self._of = {study: found for study, found in self._of.items() if found.load}
             if len(self._of) >= MOST_WORKERS * WAITING:
                 raise HostileInput("The coordinator names more studies than can run at once.")
             self._of[key] = worker
