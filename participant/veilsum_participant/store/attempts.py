@@ -94,7 +94,6 @@ _IN_STATES = (
     .where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
     .order_by(ATTEMPTS.c.attempt)
 )
-_IN_STATES_OF_STUDY = _IN_STATES.where(ATTEMPTS.c.study == bindparam("study"))
 _LATE = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.state.in_(OPEN), ATTEMPTS.c.deadline <= bindparam("now")).limit(1)
 _PRESENT = ATTEMPTS.c.round == bindparam("round")
 _TALLY = (  # read off an index in its order: a study of many steps has as many attempts
@@ -102,7 +101,7 @@ _TALLY = (  # read off an index in its order: a study of many steps has as many 
     .where(ATTEMPTS.c.study == bindparam("study"))
     .group_by(ATTEMPTS.c.label, ATTEMPTS.c.state)
 )
-_TALLY_PRESENT = _TALLY.where(_PRESENT)
+_TALLY_PRESENT = select(ATTEMPTS.c.label, ATTEMPTS.c.state).where(ATTEMPTS.c.study == bindparam("study"), _PRESENT)
 
 
 _PAID_ATTEMPT = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.state.in_(PAID), _PRESENT)
@@ -130,10 +129,9 @@ def find_context(connection: Connection, context: bytes) -> AttemptRow | None:
 
 
 def attempts_in(connection: Connection, states: Sequence[AttemptState], study: bytes | None = None) -> list[AttemptRow]:
-    """Attempts in one of the states, without :data:`LONG` columns."""
-    if study is None:
-        return all_rows(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
-    return all_rows(AttemptRow, connection.execute(_IN_STATES_OF_STUDY, {"states": states, "study": study}))
+    """Attempts in one of the states, without :data:`LONG` columns; few are open, and a study may have had many."""
+    found = all_rows(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
+    return [row for row in found if study in (None, row.study)]
 
 
 def is_late(connection: Connection, now: int) -> bool:
@@ -199,10 +197,11 @@ class AttemptTally:
 
 def tally(connection: Connection, study: bytes, number: int) -> AttemptTally:
     """Count the study's attempts; ``number``: of the round to tell apart."""
-    whole, here = (
-        {(str(label), AttemptState(state)): int(count) for label, state, count in connection.execute(query, values)}
-        for query, values in ((_TALLY, {"study": study}), (_TALLY_PRESENT, {"study": study, "round": number}))
-    )
+    present = connection.execute(_TALLY_PRESENT, {"study": study, "round": number})
+    here = Counter((str(label), AttemptState(state)) for label, state in present)
     counts = Counter({(*kind, True): count for kind, count in here.items()})
-    counts |= Counter({(*kind, False): count - here.get(kind, 0) for kind, count in whole.items()})
+    for label, state, count in connection.execute(_TALLY, {"study": study}):
+        kind = str(label), AttemptState(state)
+        if elsewhere := int(count) - here[kind]:
+            counts[*kind, False] = elsewhere
     return AttemptTally(counts)
