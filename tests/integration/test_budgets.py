@@ -93,7 +93,7 @@ def test_a_copied_or_renamed_dataset_finds_the_same_budget(tmp_path: Path) -> No
     key = bed.local.submit(copied, bed.analyst)
     with pytest.raises(StateError):
         bed.local.prepare(key)
-    assert {code for _, code, _ in bed.hub.studies[key].machine.refusals} == {"budget-exceeded"}
+    assert {refusal.code for refusal in bed.hub.status(key).refusals} == {"budget-exceeded"}
     assert bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[0].population == DATASET
     assert figures(bed, "a")["after"] == pytest.approx(epsilon_of(copied, 2, 1e-5), rel=1e-6)
     other = altered(copied, dataset="other", nonce="0" * 32)  # a population of its own, without a budget

@@ -271,7 +271,7 @@ def test_a_release_is_told_to_whom_it_was_not(trial: Trial) -> None:
         pending = {name: local.hub.studies[key].machine.seats[name].released for name in NAMES}
         assert all((2, 2) in numbers for numbers in pending.values())
     local.settle()
-    assert not any(seat.released for seat in local.hub.studies[key].machine.seats.values())
+    assert not local.hub.ended[key].seats
     for site in trial.bed.sites.values():
         assert len(site.ledger.entries(kind=Kind.RELEASE_SEEN)) == 2
 
@@ -297,7 +297,7 @@ def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, versio
     assert len(local.hub.journal.releases(key)) == 2
     local.settle()
     assert [trial.live_status(key).phase, trial.lives > 2] == ["failed", True]
-    assert all(seat.ended for seat in local.hub.studies[key].machine.seats.values())
+    assert not local.hub.ended[key].seats
 
 
 def test_a_journal_that_cannot_be_read_ends_that_study_alone(trial: Trial) -> None:

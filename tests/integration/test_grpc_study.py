@@ -48,7 +48,7 @@ def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
         assert list(status.results) == ["arrays.safetensors", "manifest.json"]
         manifest = b"".join(chunk.data for chunk in stub.Result(pb.ResultRequest(study=key, file="manifest.json")))
         assert b'"statistics"' in manifest
-        wait_for(lambda: all(seat.ended for seat in server.hub.studies[key].machine.seats.values()), "the end everywhere")
+        wait_for(lambda: not server.hub.ended[key].seats, "the end everywhere")
 
 
 def _flipped(signature: bytes) -> bytes:
@@ -239,8 +239,7 @@ def test_a_round_of_few_values_takes_three_calls_of_a_site(tmp_path: Path, monke
         key = submit(bed, stub, study.to_bytes())
         *_, last = stub.Watch(pb.ShowRequest(study=key), timeout=240)
         assert last.phase == "finished", last.reason
-        seats = server.hub.studies[key].machine.seats.values()
-        wait_for(lambda: all(seat.done for seat in seats), "the end everywhere")
+        wait_for(lambda: not server.hub.ended[key].seats, "the end everywhere")
         assert len(last.rounds) == rounds
         assert {calls[name] for name in ("Upload", "Answer", "Consent")} == {3 * rounds}
         assert calls["UploadStatus"] == 0
