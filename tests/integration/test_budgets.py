@@ -66,9 +66,10 @@ def test_studies_of_epsilon_one_fill_a_budget_of_three(tmp_path: Path, delta: fl
     key = local.submit(study, bed.analyst)
     with pytest.raises(StateError):
         local.prepare(key)
-    machine = bed.hub.studies[key].machine
-    assert machine.phase is StudyPhase.FAILED
-    assert sorted(machine.refusals) == [(name, "budget-exceeded", 0) for name in "abc"]
+    status = bed.hub.status(key)
+    assert status.phase == StudyPhase.FAILED.value
+    refused = sorted((item.participant, item.code, item.round) for item in status.refusals)
+    assert refused == [(name, "budget-exceeded", 0) for name in "abc"]
     for name, site in bed.sites.items():
         entries = site.ledger.entries(kind=Kind.REFUSAL)
         assert [(entry.study, entry.population, entry.dataset) for entry in entries] == [(key, DATASET, DATASET)]

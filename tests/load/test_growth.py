@@ -6,7 +6,6 @@ import asyncio
 import gc
 import time
 import weakref
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, cast

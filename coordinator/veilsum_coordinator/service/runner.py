@@ -386,7 +386,10 @@ class Supervisor:
         except VeilsumError as error:
             self._hub.fail(key, f"{error.message} {error.advice}".strip())
             return
-        federation = HubFederation(self._hub, key, self._waiter(), self._clock, arrays, self._results)
+        with self._hub.changed:
+            if key not in self._hub.studies:  # stopped meanwhile
+                return
+            federation = HubFederation(self._hub, key, self._waiter(), self._clock, arrays, self._results)
         threading.Thread(
             target=run_study, args=(self._hub, key, federation, self._results), name=f"study-{key.hex()[:8]}", daemon=True
         ).start()
