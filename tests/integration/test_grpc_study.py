@@ -208,6 +208,19 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
     assert len(seen) <= MOST_WORKERS
 
 
+def test_a_session_serves_any_number_of_studies_one_after_another() -> None:
+    seen: list[bytes] = []
+    workers = Workers(lambda directive: seen.append(directive.study), lambda error: None)
+    keys = [number.to_bytes(32, "big") for number in range(2 * MOST_WORKERS * WAITING)]
+    for start in range(0, len(keys), WAITING // 2):
+        _put(workers, keys[start : start + WAITING // 2])
+        wait_for(lambda: workers.idle, "the answers")
+    assert sorted(seen) == keys
+    assert len(workers._of) <= MOST_WORKERS * WAITING
+    workers.stop()
+    assert workers.wait(PATIENCE)
+
+
 CALLS = ("Fetch", "UploadStatus", "Upload", "Answer", "Consent", "Confirm")
 
 

@@ -486,7 +486,6 @@ def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring, write: str)
         connection.exec_driver_sql(f"CREATE TRIGGER full BEFORE {write} BEGIN SELECT RAISE(ABORT, 'full'); END")
     with pytest.raises(RoundLostError, match="could not be stored"):
         ring.run(RoundPhase.CONTRIBUTING, lambda _: None)
-    assert ring.machine.rounds == []
     assert [shown.phase for shown in ring.hub.status(ring.key).rounds] == ["failed"]
     ring.local.step()
     for name in NAMES:
