@@ -24,7 +24,9 @@ from veilsum_participant.store import attempts, studies
 )
 def test_what_is_over_is_not_read(query: Any, index: str) -> None:
     options = {"render_postcompile": True}
-    statement = query.compile(dialect=sqlite.dialect(paramstyle="qmark"), compile_kwargs=options)  # type: ignore[no-untyped-call]
+    statement = query.params(study=b"", round=0, now=0).compile(
+        dialect=sqlite.dialect(paramstyle="qmark"), compile_kwargs=options
+    )  # type: ignore[no-untyped-call]
     with fresh_database(":memory:", PARTICIPANT) as database, database.reading() as connection:
         driver: Any = connection.connection.driver_connection
         values = [0] * str(statement).count("?")
