@@ -7,7 +7,7 @@ down_revision = "0012"
 
 
 def upgrade() -> None:
-    op.create_index("participant_study_status", "participant_study", ["status"])
-    op.create_index("participant_attempt_open", "participant_attempt", ["state", "deadline"])
-    op.create_index("participant_attempt_round", "participant_attempt", ["study", "round"])
-    op.create_index("participant_attempt_label", "participant_attempt", ["study", "label", "state"])
+    op.create_index("participant_study_status", "participant_study", ["status"], if_not_exists=True)
+    op.create_index("participant_attempt_open", "participant_attempt", ["state", "deadline"], if_not_exists=True)
+    op.create_index("participant_attempt_round", "participant_attempt", ["study", "round"], if_not_exists=True)
+    op.create_index("participant_attempt_label", "participant_attempt", ["study", "label", "state"], if_not_exists=True)
