@@ -55,6 +55,12 @@ class Studies(ABC):
     def parsed(self, data: bytes) -> DeclaredStudy:
         """As :meth:`agreed`, anew."""
 
+    def forget(self, digest: bytes) -> None:
+        """Let go of a study that is over."""
+        with self._lock:
+            self._known = OrderedDict((data, found) for data, found in self._known.items() if found.digest != digest)
+        self.graphs.forget(digest)
+
     def evaluations(self, task: DeclaredTask) -> Evaluations:
         """What keeps a round's graph ready, for as long as the round takes."""
         return Evaluations(self.graphs, task)

@@ -66,9 +66,10 @@ def test_studies_of_epsilon_one_fill_a_budget_of_three(tmp_path: Path, delta: fl
     key = local.submit(study, bed.analyst)
     with pytest.raises(StateError):
         local.prepare(key)
-    machine = bed.hub.studies[key].machine
-    assert machine.phase is StudyPhase.FAILED
-    assert sorted(machine.refusals) == [(name, "budget-exceeded", 0) for name in "abc"]
+    status = bed.hub.status(key)
+    assert status.phase == StudyPhase.FAILED.value
+    refused = sorted((item.participant, item.code, item.round) for item in status.refusals)
+    assert refused == [(name, "budget-exceeded", 0) for name in "abc"]
     for name, site in bed.sites.items():
         entries = site.ledger.entries(kind=Kind.REFUSAL)
         assert [(entry.study, entry.population, entry.dataset) for entry in entries] == [(key, DATASET, DATASET)]
@@ -93,7 +94,7 @@ def test_a_copied_or_renamed_dataset_finds_the_same_budget(tmp_path: Path) -> No
     key = bed.local.submit(copied, bed.analyst)
     with pytest.raises(StateError):
         bed.local.prepare(key)
-    assert {code for _, code, _ in bed.hub.studies[key].machine.refusals} == {"budget-exceeded"}
+    assert {refusal.code for refusal in bed.hub.status(key).refusals} == {"budget-exceeded"}
     assert bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[0].population == DATASET
     assert figures(bed, "a")["after"] == pytest.approx(epsilon_of(copied, 2, 1e-5), rel=1e-6)
     other = altered(copied, dataset="other", nonce="0" * 32)  # a population of its own, without a budget

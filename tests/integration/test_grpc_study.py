@@ -48,7 +48,7 @@ def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
         assert list(status.results) == ["arrays.safetensors", "manifest.json"]
         manifest = b"".join(chunk.data for chunk in stub.Result(pb.ResultRequest(study=key, file="manifest.json")))
         assert b'"statistics"' in manifest
-        wait_for(lambda: all(seat.ended for seat in server.hub.studies[key].machine.seats.values()), "the end everywhere")
+        wait_for(lambda: not server.hub.ended[key].seats, "the end everywhere")
 
 
 def _flipped(signature: bytes) -> bytes:
@@ -208,6 +208,19 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
     assert len(seen) <= MOST_WORKERS
 
 
+def test_a_session_serves_any_number_of_studies_one_after_another() -> None:
+    seen: list[bytes] = []
+    workers = Workers(lambda directive: seen.append(directive.study), lambda error: None)
+    keys = [number.to_bytes(32, "big") for number in range(2 * MOST_WORKERS * WAITING)]
+    for start in range(0, len(keys), WAITING // 2):
+        _put(workers, keys[start : start + WAITING // 2])
+        wait_for(lambda: workers.idle, "the answers")
+    assert sorted(seen) == keys
+    assert len(workers._of) <= MOST_WORKERS * WAITING
+    workers.stop()
+    assert workers.wait(PATIENCE)
+
+
 CALLS = ("Fetch", "UploadStatus", "Upload", "Answer", "Consent", "Confirm")
 
 
@@ -239,8 +252,7 @@ def test_a_round_of_few_values_takes_three_calls_of_a_site(tmp_path: Path, monke
         key = submit(bed, stub, study.to_bytes())
         *_, last = stub.Watch(pb.ShowRequest(study=key), timeout=240)
         assert last.phase == "finished", last.reason
-        seats = server.hub.studies[key].machine.seats.values()
-        wait_for(lambda: all(seat.done for seat in seats), "the end everywhere")
+        wait_for(lambda: not server.hub.ended[key].seats, "the end everywhere")
         assert len(last.rounds) == rounds
         assert {calls[name] for name in ("Upload", "Answer", "Consent")} == {3 * rounds}
         assert calls["UploadStatus"] == 0

@@ -86,8 +86,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         key = submit(bed, stub, study)
         last = list(stub.Watch(pb.ShowRequest(study=key), timeout=240))[-1]
         assert last.phase == "finished", last.reason
-        machine = server.hub.studies[key].machine
-        wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
+        wait_for(lambda: not server.hub.ended[key].seats, "the end everywhere")
         wait_for(lambda: all(item.verified for item in found.metrics.values()), "the ledgers' verification")
 
         def current() -> bool:  # figures of the databases are some seconds old

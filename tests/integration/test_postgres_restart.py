@@ -138,7 +138,7 @@ def test_every_commit_may_lose_its_answer(bed: TestBed, monkeypatch: pytest.Monk
     with running(bed) as (server, stub):
         key = ask(bed, stub, 3)
         machine = server.hub.studies[key].machine
-        wait_for(lambda: machine.phase.over and server.hub.studies[key].outcome is not None, "the end of the study")
+        wait_for(lambda: machine.phase.over and server.hub.stored(key), "the end of the study")
         monkeypatch.undo()
         mirror = LedgerReader(open_database(bed.kit.coordinator.directory / "state" / "coordinator.db"))
         audit(bed, server.hub, key, mirror, 3)

@@ -79,8 +79,8 @@ def test_a_receipt_for_another_context_is_refused_to_its_sender(tmp_path: Path, 
         other = dataclasses.replace(parse_receipt(payload.receipt.body), context=bytes(32))
         return dataclasses.replace(payload, receipt=sign_receipt(other, bed.sites["c"].credentials.signing_key))
 
-    _upload(bed, change)
     machine = bed.hub.studies[key].machine
+    _upload(bed, change)
     if differs:
         assert ("c", "internal-error", 1) in machine.refusals
         assert machine.phase is StudyPhase.FAILED

@@ -39,6 +39,7 @@ from veilsum_privacy.results.release_check import ProofFault
 from veilsum_privacy.results.release_names import round_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, load_result
 from veilsum_privacy.securesum.contributions import Contribution
+from veilsum_privacy.study.study import parse_study
 
 FIRST, SECOND = round_file(1), round_file(2)
 TOTAL = sum_file(2)
@@ -80,7 +81,7 @@ def test_an_honest_result_verifies(proven: Proven) -> None:
     found = verify_result(proven.directory, proven.authority)
     assert found.comparison.exact
     assert found.replayed
-    study = proven.bed.hub.studies[found.study.digest].machine.study
+    study = parse_study(proven.bed.hub.journal.submitted(found.study.digest).study)
     assert found.study.study == study
     assert len(found.releases) == sum(task.releases for task in study.tasks)
     assert found.study.roster.names == tuple(NAMES)

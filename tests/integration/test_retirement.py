@@ -82,9 +82,9 @@ def test_a_deleted_study_leaves_its_proof_and_the_ledger(place: HeldStudies, tmp
     mirror.verify(authority=place.bed.analyst.authority)
     assert set(place.held()) == {place.open}
     # the coordinator beside which it was deleted lets go of it, and of nothing else
-    assert place.key in place.bed.hub.studies
+    assert place.key in place.bed.hub.ended
     place.bed.hub.forget_deleted()
-    assert set(place.bed.hub.studies) == {place.open}
+    assert {*place.bed.hub.studies, *place.bed.hub.ended} == {place.open}
     assert [item.study for item in place.bed.hub.list()] == [place.open]
     for name in NAMES:
         assert all(bytes(item.study) == place.open for item in place.bed.hub.directives(name))
@@ -115,7 +115,7 @@ def test_studies_are_deleted_when_they_were_held_long_enough(place: HeldStudies,
     place.bed.clock.now = due
     supervisor.start()
     try:
-        wait_for(lambda: place.key not in place.bed.hub.studies, "the study's deletion")
+        wait_for(lambda: place.key not in place.bed.hub.ended, "the study's deletion")
     finally:
         supervisor.stop()
     assert set(place.tables().values()) == {0}

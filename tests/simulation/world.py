@@ -18,7 +18,6 @@ from simulation.disks import Died
 from simulation.ground import BEGINNING, NAMES, Ground, Kind
 from simulation.operations import Operations
 from simulation.parties import Time
-from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.runner import HubFederation, run_study
@@ -108,12 +107,13 @@ class World(Operations):
                 self._drive()
         finally:
             self._end_beside()
-        machines = self._machines()
-        phases = [machine.phase.value for machine in machines]
+        assert self.coordinator.hub is not None
+        hub, keys = self.coordinator.hub, [item.key for item in self.studies]
+        phases = [_phase(hub, key).value for key in keys]
         finished = all(phase == "finished" for phase in phases)
         self.checks.settled(finished, whole=self.history.verified)
         if self.gentle:
-            reasons = "; ".join(f"{machine.phase.value} ({machine.reason})" for machine in machines)
+            reasons = "; ".join(f"{phase} ({hub.status(key).reason})" for phase, key in zip(phases, keys, strict=True))
             require(finished, f"{reasons}, though nobody was gone for long")
         return " and ".join(sorted(phases))
 
@@ -124,7 +124,7 @@ class World(Operations):
 
     def _drive(self) -> None:
         hub, key = self.coordinator.hub, self.studies[0].key
-        if hub is None or hub.studies[key].machine.phase is not StudyPhase.RUNNING:
+        if hub is None or _phase(hub, key) is not StudyPhase.RUNNING:
             self.step()
             return
 
@@ -158,7 +158,7 @@ class World(Operations):
                 del self._beside[key]
                 method.resume()  # into its end
         for item in self.studies[1:]:
-            if hub is not None and hub is self.coordinator.hub and hub.studies[item.key].machine.phase is StudyPhase.RUNNING:
+            if hub is not None and hub is self.coordinator.hub and _phase(hub, item.key) is StudyPhase.RUNNING:
                 if item.key not in self._beside:
                     self._beside[item.key] = hub, Beside(partial(self._run_beside, hub, item.key))
                 pause = self.coordinator.pause
@@ -209,17 +209,13 @@ class World(Operations):
     def _over(self) -> bool:
         if self._next < len(self.history.operations) or self.coordinator.hub is None:
             return False
-        if self.late or not all(machine.phase.over for machine in self._machines()):
+        if self.late or not all(_phase(self.coordinator.hub, item.key).over for item in self.studies):
             return False
         if any(process.core is None or process.inbox for process in self.processes.values()):
             return False
         if any(self.coordinator.hub.directives(name) for name in NAMES):
             return False
         return not any("reserve" in book.last.values() for book in self.checks.books.values())
-
-    def _machines(self) -> list[StudyMachine]:
-        assert self.coordinator.hub is not None
-        return [self.coordinator.hub.studies[item.key].machine for item in self.studies]
 
     def _quiet_step(self) -> None:
         """No faults: everybody is up and connected, late messages come, clocks are right; each answers what is open."""
@@ -248,3 +244,8 @@ class World(Operations):
             self._tick()
         if not worked:
             self.time.now += PAUSE
+
+
+def _phase(hub: Hub, key: bytes) -> StudyPhase:
+    ended = hub.ended.get(key)
+    return hub.studies[key].machine.phase if ended is None else ended.phase

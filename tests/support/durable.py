@@ -117,7 +117,7 @@ class Trial:
 
     def live(self, local: LocalFederation, key: bytes) -> pb.StudyStatus:
         """Let a process run the study to its end, or to its own; one that finds it over tells the members."""
-        if not local.hub.studies[key].machine.phase.over:
+        if key in local.hub.studies and not local.hub.studies[key].machine.phase.over:
             federation = local.prepare(key, self.results)
             federation._results = self.results
             runner.run_study(local.hub, key, federation, self.results)
@@ -212,7 +212,7 @@ def die_at(local: LocalFederation, key: bytes, reached: Callable[[Any], bool]) -
     """Let the process die as soon as a study has come so far."""
 
     def listener(_: str | None) -> None:
-        if reached(local.hub.studies[key].machine):
+        if key in local.hub.studies and reached(local.hub.studies[key].machine):
             local.hub.journal.dead = True  # type: ignore[attr-defined]
             raise Died
 

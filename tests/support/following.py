@@ -57,9 +57,9 @@ class Between(LocalFederation):
     @property
     def refused(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        for entry in self.hub.studies.values():
-            for name, code, _ in entry.machine.refusals:
-                found.setdefault(name, set()).add(code)
+        for status in self.hub.list():
+            for refusal in status.refusals:
+                found.setdefault(refusal.participant, set()).add(refusal.code)
         return found
 
     def step(self) -> bool:

@@ -167,8 +167,8 @@ def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: p
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(1), epsilon=None)), bed.analyst)
     run_study(bed.hub, key, local.prepare(key), bed.kit.directory / "results")
-    machine = bed.hub.studies[key].machine
-    assert (machine.phase, machine.reason) == (StudyPhase.FINISHED, "")
+    status = bed.hub.status(key)
+    assert (status.phase, status.reason) == (StudyPhase.FINISHED, "")
     assert len(drawn) == 3
     assert bed.hub.status(key).rounds[0].attempts == 1
 
@@ -191,12 +191,12 @@ def test_a_result_waits_for_its_folder(bed: TestBed, monkeypatch: pytest.MonkeyP
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(1), epsilon=None)), bed.analyst)
     run_study(bed.hub, key, local.prepare(key), bed.kit.directory / "results")
-    machine = bed.hub.studies[key].machine
+    status = bed.hub.status(key)
     if comes_back:
-        assert (machine.phase, machine.reason, len(tries)) == (StudyPhase.FINISHED, "", 3)
+        assert (status.phase, status.reason, len(tries)) == (StudyPhase.FINISHED, "", 3)
     else:
-        assert (machine.phase, len(tries) > 1) == (StudyPhase.FAILED, True)
-        assert "No space left" in machine.reason
+        assert (status.phase, len(tries) > 1) == (StudyPhase.FAILED, True)
+        assert "No space left" in status.reason
         assert len(bed.hub.journal.releases(key)) == 1
 
 

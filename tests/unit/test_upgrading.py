@@ -295,7 +295,7 @@ def test_going_back_and_forth(tmp_path: Path) -> None:
     site.database.close()
     party = BackupOwner(Role.PARTICIPANT, config.state, config.identity)
     manifest = back_up(party, tmp_path / "new.tar", software="veilsum test")
-    assert manifest.layout == {"ledger": "0004", "participant": "0012"}
+    assert manifest.layout == {"ledger": "0004", "participant": "0013"}
     shutil.copyfile(OLD, config.state)
     assert restore(tmp_path / "new.tar", party).behind == 0
     database = open_database(config.state)

@@ -24,26 +24,36 @@ def open_directives(study: bytes, phase: StudyPhase, members: Members, current: 
     if seat is None:
         return []
     if phase.over:
-        found = _ending(seat, phase.value)
-    elif phase is StudyPhase.ENROLLING:
+        return closing_directives(study, seat, phase.value)
+    if phase is StudyPhase.ENROLLING:
         found = [pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL)] if not seat.enrolled and not seat.refusal else []
     elif not seat.active:
-        found = _ending(seat, "left out")
+        return closing_directives(study, seat, "left out")
     elif phase is StudyPhase.SEALING:
         found = _sealing(seat, members)
     else:
         found = [*_closing(seat), *_of_round(seat, current)]
-    for directive in found:
-        directive.study = study
-    return found
+    return _of(study, found)
 
 
-def _ending(seat: MemberState, outcome: str) -> list[pb.Directive]:
+def closing_directives(study: bytes, seat: MemberState, outcome: str) -> list[pb.Directive]:
     """The end, after what a member must still hear: a release that it does not see counts as a lost charge.
 
     Whoever heard the end first, its disk having been full for the release, still has to hear of that.
+
+    Args:
+        study: the study's digest.
+        seat: the member's.
+        outcome: how the study ended for it.
     """
-    return [*_closing(seat), *([] if seat.ended else [pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)])]
+    end = [] if seat.ended else [pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)]
+    return _of(study, [*_closing(seat), *end])
+
+
+def _of(study: bytes, found: list[pb.Directive]) -> list[pb.Directive]:
+    for directive in found:
+        directive.study = study
+    return found
 
 
 def _sealing(seat: MemberState, members: Members) -> list[pb.Directive]:

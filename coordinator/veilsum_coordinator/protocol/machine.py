@@ -7,7 +7,7 @@ a reconnect loses nothing). Nothing here waits, sends or stores, except through 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from hmac import compare_digest
 from typing import Any, NamedTuple
@@ -524,7 +524,7 @@ class StudyMachine:
         """
         now, state = self._steady(), kept.state
         self.refusals = [(name, code, number) for name, code, number in state.get("refusals", ())]
-        self.restore_seats(state)
+        load_seats(self.seats, state.get("seats", {}))
         self.members.restore(kept)
         self.phase = StudyPhase(state.get("phase", StudyPhase.ENROLLING.value))
         for seat in self.seats.values():
@@ -553,10 +553,6 @@ class StudyMachine:
                 for name in item.start.assignment.names:
                     self.seats[name].give_up.add((item.start.assignment.round, item.start.assignment.attempt))
         self._saved = self._decided()
-
-    def restore_seats(self, state: Mapping[str, Any]) -> None:
-        """Put back what the members of a study, be it over, must still hear."""
-        load_seats(self.seats, state.get("seats", {}))
 
     @property
     def replaying(self) -> bool:
@@ -613,15 +609,7 @@ class StudyMachine:
 
     def confirm(self, name: str, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """A participant confirms that it gave an attempt up, saw a release, or erased the study's keys."""
-        seat = self.members.seat(name)
-        if kind == pb.DIRECTIVE_KIND_GIVE_UP:
-            seat.give_up.discard((number, attempt))
-        elif kind == pb.DIRECTIVE_KIND_RELEASED:
-            seat.released.discard((number, attempt))
-        elif kind == pb.DIRECTIVE_KIND_END:
-            seat.ended = True
-        else:
-            raise HostileInput("Only an end, a release or an abandoned attempt can be confirmed.")
+        self.members.seat(name).confirm(kind, number, attempt)
 
     # -- the end -----------------------------------------------------------------------------------------------------------
 
@@ -646,11 +634,6 @@ class StudyMachine:
             self._move(current, RoundPhase.FAILED)
         if self.rounds:
             self.rounds[-1].drop()
-
-    def forget(self) -> None:
-        """Let go of what only a study that runs needs, once its end is stored: members and rounds are megabytes a study."""
-        self.members.forget()
-        self.agreed, self._numbers, self.rounds = AgreedStudy(self.study), {}, []
 
     def _round_of(self, name: str, attempt: int, phase: RoundPhase) -> Round:
         self.members.seat(name)

@@ -20,6 +20,7 @@ from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
 from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
 from veilsum_privacy.study.study import Study
+from veilsum_proto import federation_pb2 as pb
 
 _MOST_NAMED = 20  # of a study's silent sites; it may invite a thousand
 
@@ -46,7 +47,7 @@ class StudyPhase(StrEnum):
         return self in (StudyPhase.FINISHED, StudyPhase.FAILED, StudyPhase.ABORTED)
 
 
-@dataclass
+@dataclass(slots=True)
 class MemberState:
     """What the coordinator knows of one invited participant in this study.
 
@@ -76,6 +77,25 @@ class MemberState:
     def done(self) -> bool:
         """Whether it heard all that an ended study had to tell it."""
         return self.ended and not self.released and not self.give_up
+
+    def confirm(self, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
+        """It gave an attempt up, saw a release, or erased the study's keys.
+
+        Raises:
+            HostileInput: nothing else can be confirmed.
+        """
+        if kind == pb.DIRECTIVE_KIND_GIVE_UP:
+            self.give_up.discard((number, attempt))
+        elif kind == pb.DIRECTIVE_KIND_RELEASED:
+            self.released.discard((number, attempt))
+        elif kind == pb.DIRECTIVE_KIND_END:
+            self.ended = True
+        else:
+            raise HostileInput("Only an end, a release or an abandoned attempt can be confirmed.")
+
+    def forget(self) -> None:
+        """Let go of certificate, key and boxes once the study's end is stored."""
+        self.enrolment = self.boxes = None
 
     @property
     def active(self) -> bool:
@@ -262,13 +282,6 @@ class Members:
         """Let go of what nobody will ask for any more: with many members it is megabytes a study."""
         for seat in self.seats.values():
             seat.boxes = None if seat.boxes is None else {}
-
-    def forget(self) -> None:
-        """Let go of certificates, keys and boxes once the study's end is stored; who enrolled is still known."""
-        self.forget_boxes()
-        self._keys, self.roster = set(), None
-        for seat in self.seats.values():
-            seat.enrolment = None
 
     def connected(self) -> list[str]:
         """Names with an open session."""

@@ -6,7 +6,7 @@ held against the journal before anything of it is used, so that a changed progra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from veilsum_coordinator.protocol.accumulator import Accumulator
@@ -178,6 +178,22 @@ def dump_seats(seats: Mapping[str, MemberState]) -> dict[str, Any]:
         if filled := {key: value for key, value in values.items() if value}:
             kept[name] = filled
     return kept
+
+
+def with_heard(state: Mapping[str, Any], names: Iterable[str], waiting: Mapping[str, MemberState]) -> dict[str, Any]:
+    """What the journal keeps of a study that is over, with who has heard of that.
+
+    Args:
+        state: as it is kept.
+        names: of all whom the study invited.
+        waiting: seats of those that have not heard everything.
+    """
+    seats = {name: MemberState(name) for name in names}
+    load_seats(seats, state.get("seats", {}))
+    for name, seat in seats.items():
+        left = waiting.get(name) or MemberState(name, ended=True)
+        seat.ended, seat.released, seat.give_up = left.ended, left.released, left.give_up
+    return {**state, "seats": dump_seats(seats)}
 
 
 def load_seats(seats: Mapping[str, MemberState], kept: Mapping[str, Any]) -> None:

@@ -15,24 +15,24 @@ from veilsum_coordinator.parts.federation import NoFurtherRoundError, Release
 from veilsum_coordinator.protocol.restoration import ReplayError
 from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.service.hub import Hub
-from veilsum_coordinator.service.runner import HubFederation, save_method_result
+from veilsum_coordinator.service.runner import StoredFederation, save_method_result
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.securesum.context import broadcast_digest, broadcast_pieces, parse_assignment
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 LOG = logging.getLogger("veilsum.coordinator")
 
 
-class ReleasedFederation(HubFederation):
+class ReleasedFederation(StoredFederation):
     """Implements :class:`~veilsum_coordinator.parts.federation.Federation` on the releases of a study that is over.
 
     Args:
-        hub, key: of the study.
-        encoder: arrays of the study's projection.
+        hub, agreed, key, encoder: as of :class:`~veilsum_coordinator.service.runner.StoredFederation`.
     """
 
-    def __init__(self, hub: Hub, key: bytes, encoder: Mapping[str, Floats]) -> None:
-        super().__init__(hub, key, lambda: None, lambda: 0, encoder)
+    def __init__(self, hub: Hub, agreed: AgreedStudy, key: bytes, encoder: Mapping[str, Floats]) -> None:
+        super().__init__(hub, agreed, key, encoder)
         self._left = hub.journal.released(key)
         self._members = len(hub.journal.kept_state(key).get("roster", ()))
 
@@ -60,10 +60,10 @@ class ReleasedFederation(HubFederation):
 
 def complete(hub: Hub, key: bytes, results: Path) -> bool:
     """Complete a study that failed in its own formulas; whether it is finished now. It is as before if it fails again."""
-    with hub.changed:
-        study = hub.studies[key].machine.study
+    agreed = AgreedStudy.parse(hub.journal.submitted(key).study)
+    study = agreed.study
     try:
-        federation = ReleasedFederation(hub, key, find_released(results, study))
+        federation = ReleasedFederation(hub, agreed, key, find_released(results, study))
         files = save_method_result(hub, federation, results / key.hex())
         hub.complete(key, files)
     except VeilsumError as error:

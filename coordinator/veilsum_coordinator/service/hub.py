@@ -9,14 +9,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from veilsum_coordinator.protocol.events import StudyLog
 from veilsum_coordinator.protocol.machine import StudyMachine
-from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.members import MemberState, StudyPhase
 from veilsum_coordinator.protocol.observer import StudyObserver
+from veilsum_coordinator.protocol.restoration import load_seats, with_heard
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.results.proof import release_object
+from veilsum_coordinator.service.ended import EndedStudy
 from veilsum_coordinator.service.objects import ENCLOSED, FROM_DATABASE, Objects, chunk_messages, mirrored_object
 from veilsum_coordinator.service.status import StudyEntry, shown_status, study_status
 from veilsum_coordinator.storage.journal import SqlJournal
@@ -78,6 +81,8 @@ class Hub:
         changed: the lock.
         changes: how many of these there were, so that who waits does not miss one between looking and waiting.
         stopping: whether the process is about to end; the error that a method then meets does not fail its study.
+        studies: those that are not over, or whose end is not stored.
+        ended: the others.
     """
 
     def __init__(
@@ -95,12 +100,12 @@ class Hub:
         self.changed = threading.Condition(threading.RLock())
         self.changes, self.stopping = 0, False
         self.studies: dict[bytes, StudyEntry] = {}
+        self.ended: dict[bytes, EndedStudy] = {}
         self.sessions: dict[str, Session] = {}
         self._listeners: list[Listener] = []
         self._logs: dict[bytes, StudyLog] = {}
         self._outlooks: dict[bytes, tuple[object, ...]] = {}  # of studies that run, after the last change
-        self._running: dict[bytes, StudyEntry] = {}  # whose outcome is not stored
-        self._open: dict[str, dict[bytes, StudyEntry]] = {}  # by participant: that may have something to say to it yet
+        self._open: dict[str, dict[bytes, StudyMachine | EndedStudy]] = {}  # by participant: what may want something of it
         self._heard: dict[bytes, int] = {}  # studies over, since when it is not stored who has heard of their end
         self._objects = Objects()
         self._waits, self._clock, self._observer = waits, clock, observer
@@ -125,8 +130,8 @@ class Hub:
             session = self.sessions.setdefault(name, Session(name))
             session.nonce, session.connected, session.last_seen, session.address = nonce, True, self._clock(), address
             session.serial += 1
-            for entry in self._open.get(name, {}).values():
-                entry.machine.connected(name, nonce)
+            for machine in self._machines_of(name):
+                machine.connected(name, nonce)
             extra = about("session", participant=name) | caused_by("sessions opened", name)
             LOG.info("%s opened its session", name, extra=extra)
             return session.serial
@@ -138,8 +143,8 @@ class Hub:
             if session.serial != serial:
                 return
             session.connected, session.last_seen = False, self._clock()
-            for entry in self._open.get(name, {}).values():
-                entry.machine.disconnected(name)
+            for machine in self._machines_of(name):
+                machine.disconnected(name)
             extra = about("session", participant=name) | caused_by("sessions ended", name)
             LOG.info("the session of %s ended", name, extra=extra)
 
@@ -166,18 +171,15 @@ class Hub:
     def directives(self, name: str) -> list[pb.Directive]:
         """All directives open for a participant."""
         with self.changed:
-            entries = self._open.get(name, {})
-            for key in [key for key, entry in entries.items() if _nothing_more(entry.machine, name)]:
-                del entries[key]
-            told = [entry for key, entry in entries.items() if not (entry.machine.phase.over and key in self._running)]
-            return [directive for entry in told for directive in entry.machine.directives(name)]  # no end that is not stored
+            told = [study for key, study in self._open.get(name, {}).items() if key in self.ended or not study.phase.over]
+            return [directive for study in told for directive in study.directives(name)]  # no end that is not stored
 
     def tick(self) -> None:
         """Act on deadlines in every study; wakes others only if something came of it."""
         if self.stopping:  # the sessions end because the process does
             return
         with self.changed:
-            running = list(self._running.values())
+            running = list(self.studies.values())
             before = [entry.machine.marks() for entry in running]
             for entry in running:
                 try:
@@ -192,9 +194,9 @@ class Hub:
                 with self._change():
                     pass
             else:
-                waiting = len(self._running)
+                waiting = len(self.studies)
                 self._keep_outcomes()  # again, where the database was away
-                if len(self._running) < waiting:  # who waits for an end hears of it now
+                if len(self.studies) < waiting:  # who waits for an end hears of it now
                     with self._change():
                         pass
             self._keep_heard()
@@ -220,7 +222,7 @@ class Hub:
         if kind == pb.OBJECT_KIND_RELEASE:
             return [self._release(name, key, number)]
         with self.changed:
-            return self._objects.pieces(self._entry(key), name, kind, number, attempt)
+            return self._objects.pieces(self._asked(key, name), name, kind, number, attempt)
 
     def messages(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> Iterable[bytes]:
         """The same as serialised messages of a stream.
@@ -231,7 +233,7 @@ class Hub:
         if kind in FROM_DATABASE:
             return chunk_messages(self.pieces(name, kind, key, number, attempt))
         with self.changed:
-            return self._objects.messages(self._entry(key), name, kind, number, attempt)
+            return self._objects.messages(self._asked(key, name), name, kind, number, attempt)
 
     def _release(self, name: str, key: bytes, number: int) -> bytes:
         """A released round, for a member of a study that declares its steps; no other study shows its sums to members."""
@@ -365,10 +367,13 @@ class Hub:
     def confirm(self, name: str, key: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """See :meth:`StudyMachine.confirm`."""
         with self._change(key, name):
-            machine = self._entry(key).machine
-            machine.confirm(name, kind, number, attempt)
-            if machine.phase.over:
-                self._heard.setdefault(bytes(key), self._steady())
+            if (ended := self.ended.get(bytes(key))) is None:
+                self._entry(key).machine.confirm(name, kind, number, attempt)
+                return
+            ended.confirm(name, kind, number, attempt)
+            if name not in ended.seats:
+                self._open[name].pop(ended.digest, None)
+            self._heard.setdefault(ended.digest, self._steady())
 
     # -- analysts ----------------------------------------------------------------------------------------------------------
 
@@ -403,22 +408,47 @@ class Hub:
     def status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study."""
         with self.changed:
-            return shown_status(self._entry(key))
+            ended = self.ended.get(bytes(key))
+            return shown_status(self._entry(key)) if ended is None else ended.status
 
     def list(self) -> list[pb.StudyStatus]:
         """What is shown of all studies, oldest first."""
         with self.changed:
-            return [shown_status(entry) for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)]
+            shown, ended = [shown_status(entry) for entry in self.studies.values()], list(self.ended.values())
+        return sorted([*(study.status for study in ended), *shown], key=lambda status: status.submitted)
 
     def abort(self, key: bytes, reason: str) -> None:
         """Stop a study; it is stopped for good once that is :meth:`stored`."""
+        with self.changing(key) as entry:
+            if entry is not None:
+                entry.machine.abort(reason)
+
+    def fail(self, key: bytes, reason: str) -> None:
+        """End a study that cannot go on, unless it is over."""
+        with self.changing(key) as entry:
+            if entry is not None:
+                entry.machine.fail(reason)
+
+    def finish(self, key: bytes, results: Sequence[str]) -> None:
+        """End a study whose method has returned, unless it is over; ``results``: names of its files."""
+        with self.changing(key) as entry:
+            if entry is not None:
+                entry.results = [*results]
+                entry.machine.finish()
+
+    def released(self, key: bytes, machine: StudyMachine, current: Round) -> None:
+        """A round's release is stored; its members hear of it, also where the study was stopped meanwhile."""
         with self._change(key):
-            self._entry(key).machine.abort(reason)
+            machine.released(current)
+            if (ended := self.ended.get(key)) is not None:
+                ended.released(*current.present, current.cohort)
+                self._tell_end(ended)
+                self._heard.setdefault(key, self._steady())
 
     def stored(self, key: bytes) -> bool:
         """Whether a study's outcome is durable."""
         with self.changed:
-            return self._entry(key).outcome is not None
+            return bytes(key) in self.ended or not self._entry(key)
 
     # -- the runner --------------------------------------------------------------------------------------------------------
 
@@ -434,12 +464,12 @@ class Hub:
             try:
                 yield
             finally:
-                same = self._looks_the_same(self._running if key is None else [bytes(key)])
+                same = self._looks_the_same(self.studies if key is None else [bytes(key)])
                 for log in list(self._logs.values()) if key is None else filter(None, [self._logs.get(bytes(key))]):
                     log.look(name if same else None)
-                running = len(self._running)
+                running = len(self.studies)
                 self._keep_outcomes()
-                concerned = name if same and len(self._running) == running else None
+                concerned = name if same and len(self.studies) == running else None
                 if concerned is None:  # a study's method waits for nothing that one of many members changes for itself
                     self.changes += 1
                     self.changed.notify_all()
@@ -448,23 +478,33 @@ class Hub:
 
     def _looks_the_same(self, keys: Iterable[bytes]) -> bool:
         """Whether studies look to everyone but who caused a change as they did after the change before."""
-        new = {key: self._running[key].machine.outlook() for key in keys if key in self._running}
+        new = {key: self.studies[key].machine.outlook() for key in keys if key in self.studies}
         same = all(self._outlooks.get(key) == outlook for key, outlook in new.items())
         self._outlooks |= new
         return same
 
     @contextmanager
     def change(self, key: bytes) -> Iterator[StudyMachine]:
-        """For the runner: the study's machine under the lock, with a notification after."""
+        """For the runner: the machine of a study that is not over, under the lock, with a notification after.
+
+        Raises:
+            HostileInput: it is over.
+        """
         with self._change(key):
             yield self._entry(key).machine
+
+    @contextmanager
+    def changing(self, key: bytes) -> Iterator[StudyEntry | None]:
+        """The same of any study, with its entry; None of one that is over."""
+        with self._change(key):
+            yield None if bytes(key) in self.ended else self._entry(key)
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` after every change, from the thread that made it, under the lock."""
         self._listeners.append(listener)
 
     def _keep_outcomes(self) -> None:
-        for key, entry in list(self._running.items()):
+        for key, entry in list(self.studies.items()):
             if entry.machine.phase.over:
                 try:
                     self._keep_outcome(key, entry)
@@ -485,58 +525,69 @@ class Hub:
             reason=entry.machine.reason,
             status=outcome.SerializeToString(),
         )
-        entry.outcome = outcome
-        entry.machine.forget()
+        self._admit_ended(EndedStudy(outcome, entry.machine.seats))
         self._logs.pop(key, None)
-        self._running.pop(key, None)
+        self.studies.pop(key, None)
         self._outlooks.pop(key, None)
         self._objects.forget(key)
 
     def complete(self, key: bytes, results: Sequence[str]) -> None:
         """A study that had failed in its own formulas has a result now; its sites heard of its end before."""
         with self.changed:
-            entry = self.studies[key]
-            if entry.outcome is None:
+            if (ended := self.ended.get(key)) is None:
                 raise StateError("The study is not over.")
-            outcome = pb.StudyStatus()
-            outcome.CopyFrom(entry.outcome)
+            outcome = ended.status
             outcome.phase, outcome.reason, outcome.progress = StudyPhase.FINISHED.value, "", 1.0
             outcome.results[:] = results
             values = {"phase": outcome.phase, "reason": "", "status": outcome.SerializeToString()}
             self.journal.complete_study(key, **values)
-            entry.machine.phase, entry.machine.reason = StudyPhase.FINISHED, ""
-            entry.outcome, entry.results = outcome, [*results]
+            ended.show(outcome)
             self.changes += 1
             self.changed.notify_all()
 
     def forget_deleted(self) -> None:
         """Let go of studies that are over and no longer in the journal: another process deleted them. Reads the database."""
         with self.changed:
-            ended = {key for key, entry in self.studies.items() if entry.outcome is not None}
+            ended = set(self.ended)
         if not ended:
             return
         gone = ended - self.journal.digests()
         with self.changed:
             for key in gone:
-                del self.studies[key]
+                del self.ended[key]
                 self._heard.pop(key, None)
                 for entries in self._open.values():
                     entries.pop(key, None)
 
     def _admit(self, key: bytes, entry: StudyEntry) -> None:
-        self.studies[key] = self._running[key] = entry
+        self.studies[key] = entry
         for name in entry.machine.seats:
-            self._open.setdefault(name, {})[key] = entry
+            self._open.setdefault(name, {})[key] = entry.machine
+
+    def _admit_ended(self, ended: EndedStudy) -> None:
+        self.ended[ended.digest] = ended
+        for studies in self._open.values():
+            studies.pop(ended.digest, None)
+        self._tell_end(ended)
+
+    def _tell_end(self, ended: EndedStudy) -> None:
+        for name in ended.seats:
+            self._open.setdefault(name, {})[ended.digest] = ended
+
+    def _machines_of(self, name: str) -> Iterator[StudyMachine]:
+        """Of the studies that a participant is invited to and that are not over."""
+        return (study for study in self._open.get(name, {}).values() if isinstance(study, StudyMachine))
 
     def _keep_heard(self) -> None:
         """Store who has heard of a study's end, many at once: after a restart they are not told of it again."""
         now = self._steady()
         for key, since in list(self._heard.items()):
-            machine = self.studies[key].machine
-            if key in self._running or (now - since < HEARD_SECONDS and not all(seat.done for seat in machine.seats.values())):
+            ended = self.ended[key]
+            if now - since < HEARD_SECONDS and ended.seats:
                 continue
+            names = ended.status.participants
             try:
-                self.journal.keep_progress(key, machine.progress(), None, sealed=False)
+                self.journal.revise_state(key, partial(with_heard, names=names, waiting=ended.seats))
             except VeilsumError:  # a later tick tries again; nothing depends on it
                 return
             del self._heard[key]
@@ -555,9 +606,17 @@ class Hub:
 
     def _entry(self, key: bytes) -> StudyEntry:
         entry = self.studies.get(bytes(key))
+        if bytes(key) in self.ended:
+            raise HostileInput("The study is over.", "Wait for the next directive.")
         if entry is None:
             raise HostileInput("There is no such study.", "`veilsum study list` shows those that there are.")
         return entry
+
+    def _asked(self, key: bytes, name: str) -> StudyEntry:
+        """As :meth:`_entry`, for a participant; of a study that is over nobody else hears even that."""
+        if (ended := self.ended.get(bytes(key))) is not None:
+            ended.check_invited(name)
+        return self._entry(key)
 
     def _attempt(self, name: str, key: bytes, attempt: int) -> Round:
         current = self._entry(key).machine.round
@@ -568,17 +627,17 @@ class Hub:
     def _restore(self) -> None:
         """Load earlier studies; what was running when the process ended goes on where the journal has it."""
         for row in self.journal.studies():
-            submitted, key = pb.StudyObject.FromString(row["object"]), row["digest"]
+            key = bytes(row["digest"])
+            if row["status"] is not None:
+                outcome = pb.StudyStatus.FromString(row["status"])
+                seats = {name: MemberState(name) for name in outcome.participants}
+                load_seats(seats, self.journal.kept_state(key).get("seats", {}))
+                self._admit_ended(EndedStudy(outcome, seats))
+                continue
+            submitted = self.journal.submitted(key)
             machine = self._machine(parse_study(submitted.study), key)
             entry = StudyEntry(machine, submitted, row["analyst"], row["submitted"])
             self._admit(key, entry)
-            if row["status"] is not None:
-                machine.phase, machine.reason = StudyPhase(row["phase"]), row["reason"]
-                entry.outcome = pb.StudyStatus.FromString(row["status"])
-                del self._running[key]
-                entry.results = list(entry.outcome.results)
-                machine.restore_seats(self.journal.kept_state(key))
-                continue
             self._logs[key] = StudyLog(machine)
             try:
                 machine.restore(self.journal.kept(key), row["submitted"])
@@ -593,8 +652,3 @@ class Hub:
                 self._logs[key].catch_up()
                 where = about("restored", study=machine.study.name, digest=key)
                 LOG.info("study %s goes on (%s)", machine.study.name, machine.phase.value, extra=where)
-
-
-def _nothing_more(machine: StudyMachine, name: str) -> bool:
-    """Whether a study will never again want anything of a participant."""
-    return machine.phase.over and machine.seats[name].done

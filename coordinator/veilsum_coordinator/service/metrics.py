@@ -6,6 +6,7 @@ lock nor the database's, so that no round waits for it.
 
 import math
 import time
+from collections import Counter as Counting
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import islice
@@ -202,9 +203,11 @@ class _HubCollector(Collector):
 
     def _studies(self) -> Iterator[Metric]:
         machines = [entry.machine for entry in self._hub.studies.copy().values()]
+        ended = self._hub.ended.copy().values()
+        count = Counting([*(machine.phase for machine in machines), *(study.phase for study in ended)])
         phases = GaugeMetricFamily("veilsum_studies", "Studies by phase.", labels=["phase"])
         for phase in StudyPhase:
-            phases.add_metric([phase.value], float(sum(machine.phase is phase for machine in machines)))
+            phases.add_metric([phase.value], float(count[phase]))
         yield phases
         rounds = [machine.round for machine in machines if not machine.phase.over]
         yield GaugeMetricFamily(

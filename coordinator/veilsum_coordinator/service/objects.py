@@ -52,7 +52,7 @@ class Objects:
             return [shown.SerializeToString()]
         if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
             roster = machine.roster
-            return [self.once(key, kind, roster, lambda: roster_object(roster), keep=entry.outcome is None)]
+            return [self.once(key, kind, roster, lambda: roster_object(roster))]
         if kind == pb.OBJECT_KIND_BOXES and machine.phase is StudyPhase.SEALING:  # afterwards they are let go of
             boxes = [box_message(box) for box in machine.members.boxes_for(name)]
             return [pb.BoxesObject(boxes=boxes).SerializeToString()]
@@ -62,9 +62,9 @@ class Objects:
                 return current.broadcast
             # who is asked to consent may have to see it once more, by another certificate than it keeps
             if kind == pb.OBJECT_KIND_FIXED and current.phase in (RoundPhase.CHECKING, RoundPhase.CONSENTING):
-                return [self.once(key, kind, current.fixed, lambda: _fixed_object(current), keep=entry.outcome is None)]
+                return [self.once(key, kind, current.fixed, lambda: _fixed_object(current))]
             if kind == pb.OBJECT_KIND_ANSWERS and current.phase is RoundPhase.CONSENTING:
-                return [self.once(key, kind, current.checks, lambda: _answers_object(current), keep=entry.outcome is None)]
+                return [self.once(key, kind, current.checks, lambda: _answers_object(current))]
         raise HostileInput("The caller has no such object at present.", "Wait for the next directive.")
 
     def messages(
@@ -83,13 +83,11 @@ class Objects:
             known = self._cut[place] = pieces[0], list(chunk_messages(pieces))
         return known[1]
 
-    def once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes], *, keep: bool) -> bytes:
+    def once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes]) -> bytes:
         """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
         known = self._shown.get((key, kind))
         if known is None or known[0] is not source:
-            known = source, make()
-            if keep:
-                self._shown[key, kind] = known
+            known = self._shown[key, kind] = source, make()
         return known[1]
 
     def forget(self, key: bytes) -> None:

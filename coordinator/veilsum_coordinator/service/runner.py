@@ -41,7 +41,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.agreed import RoundPlan
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.training.long_arrays import PIECE
 
 LOG = logging.getLogger("veilsum.coordinator")
@@ -52,8 +52,6 @@ RESULT_PAUSE = 1.0
 INTERNAL = "internal error in the method; see the coordinator's log"
 """Why a study failed that a later version may complete (:mod:`.completion`)."""
 
-FAILED_INSIDE = (StudyPhase.FAILED, INTERNAL)
-
 MOST_CHECKPOINTS = 3
 """Intermediate models of a study that are kept, the newest ones."""
 
@@ -62,8 +60,35 @@ class RoundLostError(VeilsumError):
     """A round ended without a release; the study cannot go on. What it cost stands in the participants' ledgers."""
 
 
-class HubFederation(Federation):
-    """A federation behind a hub.
+class StoredFederation(Federation):
+    """What was released to a study, in a hub's journal.
+
+    Args:
+        hub: the coordinator's state.
+        agreed: the study.
+        key: its digest.
+        encoder: arrays of the study's projection, which every round broadcasts.
+    """
+
+    def __init__(self, hub: Hub, agreed: AgreedStudy, key: bytes, encoder: Mapping[str, NDArray[np.float64]] | None) -> None:
+        super().__init__(agreed.study, encoder)
+        self._hub, self._agreed, self._key = hub, agreed, key
+
+    def _stored(self, plan: RoundPlan, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
+        """A release of the journal, whose values are read when they are asked for if they are many."""
+
+        def read(start: int, stop: int) -> Integers:
+            return self._hub.journal.release_values(self._key, number, start, stop)
+
+        if plan.task.per_site or plan.encoding.size <= PIECE:
+            return read_release(plan.task, read(0, plan.encoding.size), number, cohort, digest)
+        std = math.sqrt(plan.task.released_variance(len(cohort)))
+        values = StoredBlocks(plan.task.task.layout(), lambda start, stop: plan.task.in_units(read(start, stop)))
+        return Release(plan.task.label, number, values, plan.task.block_std(std), cohort, digest)
+
+
+class HubFederation(StoredFederation):
+    """A federation behind a hub. It holds on to its study's machine when the study is stopped.
 
     Args:
         hub: the coordinator's state.
@@ -82,11 +107,12 @@ class HubFederation(Federation):
         encoder: Mapping[str, NDArray[np.float64]] | None = None,
         results: Path | None = None,
     ):
-        self._results, self._round = results, 0
-        self._hub, self._key, self._wait, self._clock = hub, key, wait, clock
         with hub.changed:
-            self._agreed = hub.studies[key].machine.agreed
-        super().__init__(self._agreed.study, encoder)
+            entry = hub.studies[key]
+        super().__init__(hub, entry.machine.agreed, key, encoder)
+        self._machine, self._tally = entry.machine, entry.tally
+        self._results, self._round = results, 0
+        self._wait, self._clock = wait, clock
 
     def sum(
         self,
@@ -109,7 +135,8 @@ class HubFederation(Federation):
             return release
         while self._returning():
             self._wait()
-        with self._hub.change(self._key) as machine:
+        machine = self._machine
+        with self._hub.changing(self._key):
             if machine.phase.over:
                 raise RoundLostError(f"The study is {machine.phase.value}: {machine.reason}.")
             current = machine.start_round(label, encoded, members)
@@ -125,7 +152,7 @@ class HubFederation(Federation):
     def _replayed(self, label: str, encoded: Pieces, members: Collection[str] | None) -> Release | None:
         """The release that the journal holds in this place, if an earlier process of the coordinator came so far."""
         with self._hub.changed:
-            machine = self._hub.studies[self._key].machine
+            machine = self._machine
             found = None if machine.phase.over else machine.replayed(label, broadcast_digest(encoded), members)
             if found is None:
                 return None
@@ -137,7 +164,7 @@ class HubFederation(Federation):
 
     def _returning(self) -> bool:
         with self._hub.changed:
-            return self._hub.studies[self._key].machine.returning
+            return self._machine.returning
 
     def _open(self, current: Round) -> Release:
         with self._hub.changed:
@@ -149,8 +176,8 @@ class HubFederation(Federation):
         try:
             values = opened()
         except HostileInput as error:
-            with self._hub.change(self._key) as machine:
-                machine.unusable(current, error.message)
+            with self._hub.changing(self._key):
+                self._machine.unusable(current, error.message)
             raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
         digest = self._hub.journal.release(
             self._key,
@@ -171,8 +198,7 @@ class HubFederation(Federation):
         self._hub.journal.outage.wait(lambda: self._hub.keep_release(self._key, current.number, shown))
         if 8 * size >= LONG:
             give_back_freed()
-        with self._hub.change(self._key) as machine:
-            machine.released(current)
+        self._hub.released(self._key, self._machine, current)
         self._round = current.number
         done, epsilon = self._spent()
         LOG.info(
@@ -196,24 +222,12 @@ class HubFederation(Federation):
         )
         return self._stored(current.plan, current.number, cohort, digest)
 
-    def _stored(self, plan: RoundPlan, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
-        """A release of the journal, whose values are read when they are asked for if they are many."""
-
-        def read(start: int, stop: int) -> Integers:
-            return self._hub.journal.release_values(self._key, number, start, stop)
-
-        if plan.task.per_site or plan.encoding.size <= PIECE:
-            return read_release(plan.task, read(0, plan.encoding.size), number, cohort, digest)
-        std = math.sqrt(plan.task.released_variance(len(cohort)))
-        values = StoredBlocks(plan.task.task.layout(), lambda start, stop: plan.task.in_units(read(start, stop)))
-        return Release(plan.task.label, number, values, plan.task.block_std(std), cohort, digest)
-
     def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
         """Keep a model in ``checkpoints/round-N`` of the study's results; only the newest three of them stay."""
         if self._results is None:
             return
         with self._hub.changed:
-            if self._hub.studies[self._key].machine.replaying:
+            if self._machine.replaying:
                 return
         study = self.study
         described = {
@@ -235,8 +249,7 @@ class HubFederation(Federation):
     def _spent(self) -> tuple[int, float | None]:
         """Releases so far, and their epsilon."""
         with self._hub.changed:
-            entry = self._hub.studies[self._key]
-            releases = entry.tally.releases(entry.machine.rounds)
+            releases = self._tally.releases(self._machine.rounds)
         return sum(releases.values()), spent_epsilon(self.study, releases)
 
 
@@ -245,18 +258,14 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
     study = federation.study
     try:
         files = save_method_result(hub, federation, results / key.hex())
-        with hub.change(key) as machine:
-            hub.studies[key].results = files
-            machine.finish()
+        hub.finish(key, files)
     except VeilsumError as error:
         if hub.stopping:  # the process ends; the study is found as it stands
             return
-        with hub.change(key) as machine:
-            machine.fail(error.message)
+        hub.fail(key, error.message)
     except Exception as error:
         LOG.error("study %s: internal error", study.name, exc_info=error, extra=about("failed", study=study.name, digest=key))
-        with hub.change(key) as machine:
-            machine.fail(INTERNAL)
+        hub.fail(key, INTERNAL)
 
 
 def save_method_result(hub: Hub, federation: Federation, directory: Path) -> list[str]:
@@ -268,7 +277,8 @@ def save_method_result(hub: Hub, federation: Federation, directory: Path) -> lis
     study = federation.study
     result = get_method(study.method).run(federation)
     with hub.changed:
-        hub.studies[bytes.fromhex(directory.name)].machine.check_replayed()
+        if (entry := hub.studies.get(bytes.fromhex(directory.name))) is not None:
+            entry.machine.check_replayed()
     _save(hub, study, directory, result)
     return sorted(path.name for path in directory.iterdir() if path.is_file())
 
@@ -322,8 +332,8 @@ class Supervisor:
         from veilsum_coordinator.service.completion import complete  # it builds on this module
 
         with self._hub.changed:
-            entries = self._hub.studies.items()
-            failed = [key for key, entry in entries if (entry.machine.phase, entry.machine.reason) == FAILED_INSIDE]
+            ended = [item for item in self._hub.ended.values() if item.phase is StudyPhase.FAILED]
+        failed = [item.digest for item in ended if item.status.reason == INTERNAL]
         for key in failed:
             if not self._stopping.is_set():
                 complete(self._hub, key, self._results)
@@ -363,20 +373,24 @@ class Supervisor:
                     if key not in self._started:
                         self._started.add(key)
                         self._run(key)
+                self._started &= set(running)
             except Exception as error:
                 LOG.error("internal error in the supervisor", exc_info=error)
             self._stopping.wait(self.TICK_SECONDS)
 
     def _run(self, key: bytes) -> None:
         with self._hub.changed:
-            study = self._hub.studies[key].machine.study
+            if (entry := self._hub.studies.get(key)) is None:
+                return
         try:
-            arrays = find_released(self._results, study)
+            arrays = find_released(self._results, entry.machine.study)
         except VeilsumError as error:
-            with self._hub.change(key) as machine:
-                machine.fail(f"{error.message} {error.advice}".strip())
+            self._hub.fail(key, f"{error.message} {error.advice}".strip())
             return
-        federation = HubFederation(self._hub, key, self._waiter(), self._clock, arrays, self._results)
+        with self._hub.changed:
+            if key not in self._hub.studies:  # stopped meanwhile
+                return
+            federation = HubFederation(self._hub, key, self._waiter(), self._clock, arrays, self._results)
         threading.Thread(
             target=run_study, args=(self._hub, key, federation, self._results), name=f"study-{key.hex()[:8]}", daemon=True
         ).start()

@@ -60,14 +60,13 @@ def spent_epsilon(study: Study, releases: dict[str, int] | None = None) -> float
 
 @dataclass
 class StudyEntry:
-    """A study with its machine and what is shown of it."""
+    """A study that is not over, or whose end is not stored: its machine and what is shown of it."""
 
     machine: StudyMachine
     object: pb.StudyObject
     analyst: str
     submitted: int
     results: list[str] = field(default_factory=list)
-    outcome: pb.StudyStatus | None = None
     tally: StudyTally = field(default_factory=StudyTally, repr=False)
 
 
@@ -128,8 +127,6 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
 
 def shown_status(entry: StudyEntry) -> pb.StudyStatus:
     """What is shown of a study: no end that a crash could take back."""
-    if entry.outcome is not None:
-        return entry.outcome
     shown, machine = study_status(entry), entry.machine
     if machine.phase.over:
         shown.phase = machine.former.value

@@ -60,6 +60,7 @@ from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_proto import federation_pb2 as pb
 
 Result = TypeVar("Result")
 
@@ -152,9 +153,22 @@ class SqlJournal:
         self.mirror.renew(credentials, self._write)
 
     def studies(self) -> Sequence[RowMapping]:
-        """All studies, oldest first."""
+        """All studies, oldest first, without what was signed, which is long."""
+        columns = [column for column in STUDIES.c if column.name not in ("object", "roster")]
         with self.database.reading() as connection:
-            return connection.execute(select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
+            return connection.execute(select(*columns).order_by(STUDIES.c.submitted)).mappings().all()
+
+    def submitted(self, key: bytes) -> pb.StudyObject:
+        """A study as its analyst signed it.
+
+        Raises:
+            StateError: there is none.
+        """
+        with self.database.reading() as connection:
+            found = connection.scalar(select(STUDIES.c.object).where(STUDIES.c.digest == key))
+        if found is None:
+            raise StateError("The study is not in the database any more.")
+        return pb.StudyObject.FromString(found)
 
     def keep_sum(
         self,
@@ -284,6 +298,18 @@ class SqlJournal:
 
         self._write(work)
         self._sealed = {place: digest for place, digest in self._sealed.items() if place[0] != key}
+
+    def revise_state(self, study: bytes, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Put something else in the place of the decisions that are kept of a study.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
+
+        def work(connection: Connection) -> None:
+            write_progress(connection, study, change(read_state(connection, study)), None, sealed=False)
+
+        self._write(work)
 
     def complete_study(self, key: bytes, **values: Any) -> None:
         """Store that a study which had failed has a result (phase, reason, status)."""

@@ -134,12 +134,11 @@ class LocalCoordinator:
             except Exception as error:
                 LOG.error("a simulated study failed", exc_info=error)
                 reason = error.message if isinstance(error, VeilsumError) else "internal error in the simulation; see the log"
-                with self._local.hub.change(key) as machine:
-                    machine.fail(reason)
+                self._local.hub.fail(key, reason)
 
     def _run(self, key: bytes) -> None:
         hub = self._local.hub
-        if hub.studies[key].machine.phase.over:
+        if (entry := hub.studies.get(key)) is None or entry.machine.phase.over:
             return
         run_study(hub, key, self._local.prepare(key, self._results, checkpoints=True), self._results)
         self._local.settle()

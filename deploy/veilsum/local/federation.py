@@ -130,7 +130,10 @@ class LocalFederation:
         Raises:
             StateError: the study failed or cannot go on, or its projection is not found.
         """
-        machine = self.hub.studies[key].machine
+        if (entry := self.hub.studies.get(key)) is None:
+            status = self.hub.status(key)
+            raise StateError(f"The study is {status.phase}: {status.reason}.")
+        machine = entry.machine
         while machine.phase in (StudyPhase.ENROLLING, StudyPhase.SEALING):
             self._advance()
         if machine.phase is not StudyPhase.RUNNING:

@@ -9,7 +9,7 @@ from veilsum_node.database import make_tables
 from veilsum_participant.store import attempts, kept, peers, pending, populations, studies
 from veilsum_participant.store.tables import METADATA
 
-HEAD = "0012"
+HEAD = "0013"
 """The last script."""
 
 KEEPERS = (attempts, kept, peers, pending, populations, studies)

@@ -182,6 +182,7 @@ class Membership:
                 seeds=None,
                 roster=None,
             )
+        site.studies.forget(key)
         site.database.scrub()
 
     def expire(self) -> None:

@@ -26,7 +26,6 @@ _Item = Directive | None
 class _Worker:
     def __init__(self, answer: Callable[[Directive], None], failed: Callable[[Exception], None]) -> None:
         self.inbox: queue.Queue[_Item] = queue.Queue(maxsize=WAITING + 1)
-        self.busy = False
         self.stopping = False
         self._answer, self._failed = answer, failed
         self.thread = threading.Thread(target=self._loop, name="study", daemon=True)
@@ -34,18 +33,17 @@ class _Worker:
 
     @property
     def load(self) -> int:
-        return self.inbox.qsize() + self.busy
+        return self.inbox.unfinished_tasks  # what waits and what is being answered, without a moment in between
 
     def _loop(self) -> None:
         while (item := self.inbox.get()) is not None and not self.stopping:
-            self.busy = True
             try:
                 self._answer(item)
             except Exception as error:  # noqa: BLE001 - raised again in the session
                 self._failed(error)
                 return
             finally:
-                self.busy = False
+                self.inbox.task_done()
 
 
 class Workers:
@@ -74,6 +72,8 @@ class Workers:
             if worker is None or (worker.load and len(self._workers) < MOST_WORKERS):
                 worker = _Worker(self._answer, self._failed)
                 self._workers.append(worker)
+            if len(self._of) >= MOST_WORKERS * WAITING:  # most of them over: with nothing at a worker, any may answer the next
+                self._of = {study: found for study, found in self._of.items() if found.load}
             if len(self._of) >= MOST_WORKERS * WAITING:
                 raise HostileInput("The coordinator names more studies than can run at once.")
             self._of[key] = worker

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Index, Select, bindparam, func, insert, select, update
 
 from veilsum_participant.store.tables import all_rows, one_row, promised, table
 from veilsum_privacy.ledger.receipts import SignedReceipt
@@ -75,6 +75,9 @@ class AttemptRow:
 
 
 ATTEMPTS = table("participant_attempt", AttemptRow, "study", "attempt", unique="context")
+Index("participant_attempt_open", ATTEMPTS.c.state, ATTEMPTS.c.deadline)
+Index("participant_attempt_round", ATTEMPTS.c.study, ATTEMPTS.c.round)
+Index("participant_attempt_label", ATTEMPTS.c.study, ATTEMPTS.c.label, ATTEMPTS.c.state)
 
 LONG = ("payload", "words", "shown")
 """Columns that grow with the vector or the cohort; none is needed once an attempt is over."""
@@ -91,14 +94,14 @@ _IN_STATES = (
     .where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
     .order_by(ATTEMPTS.c.attempt)
 )
-_IN_STATES_OF_STUDY = _IN_STATES.where(ATTEMPTS.c.study == bindparam("study"))
 _LATE = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.state.in_(OPEN), ATTEMPTS.c.deadline <= bindparam("now")).limit(1)
 _PRESENT = ATTEMPTS.c.round == bindparam("round")
-_TALLY = (
-    select(ATTEMPTS.c.label, ATTEMPTS.c.state, _PRESENT, func.count())
+_TALLY = (  # read off an index in its order: a study of many steps has as many attempts
+    select(ATTEMPTS.c.label, ATTEMPTS.c.state, func.count())
     .where(ATTEMPTS.c.study == bindparam("study"))
-    .group_by(ATTEMPTS.c.label, ATTEMPTS.c.state, _PRESENT)
+    .group_by(ATTEMPTS.c.label, ATTEMPTS.c.state)
 )
+_TALLY_PRESENT = select(ATTEMPTS.c.label, ATTEMPTS.c.state).where(ATTEMPTS.c.study == bindparam("study"), _PRESENT)
 
 
 _PAID_ATTEMPT = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.state.in_(PAID), _PRESENT)
@@ -126,10 +129,9 @@ def find_context(connection: Connection, context: bytes) -> AttemptRow | None:
 
 
 def attempts_in(connection: Connection, states: Sequence[AttemptState], study: bytes | None = None) -> list[AttemptRow]:
-    """Attempts in one of the states, without :data:`LONG` columns."""
-    if study is None:
-        return all_rows(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
-    return all_rows(AttemptRow, connection.execute(_IN_STATES_OF_STUDY, {"states": states, "study": study}))
+    """Attempts in one of the states, without :data:`LONG` columns; few are open, and a study may have had many."""
+    found = all_rows(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
+    return [row for row in found if study in (None, row.study)]
 
 
 def is_late(connection: Connection, now: int) -> bool:
@@ -195,7 +197,11 @@ class AttemptTally:
 
 def tally(connection: Connection, study: bytes, number: int) -> AttemptTally:
     """Count the study's attempts; ``number``: of the round to tell apart."""
-    rows = connection.execute(_TALLY, {"study": study, "round": number})
-    return AttemptTally(
-        Counter({(str(label), AttemptState(state), bool(here)): int(count) for label, state, here, count in rows})
-    )
+    present = connection.execute(_TALLY_PRESENT, {"study": study, "round": number})
+    here = Counter((str(label), AttemptState(state)) for label, state in present)
+    counts = Counter({(*kind, True): count for kind, count in here.items()})
+    for label, state, count in connection.execute(_TALLY, {"study": study}):
+        kind = str(label), AttemptState(state)
+        if elsewhere := int(count) - here[kind]:
+            counts[*kind, False] = elsewhere
+    return AttemptTally(counts)

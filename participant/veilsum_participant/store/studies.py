@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Index, bindparam, func, insert, select, update
 
 from veilsum_node.errors import HostileInput
 from veilsum_participant.store.tables import all_rows, one_row, table
@@ -51,6 +51,7 @@ class StudyRow:
 
 
 STUDIES = table("participant_study", StudyRow, "digest")
+Index("participant_study_status", STUDIES.c.status)  # a site has been in many, and looks at those that are open every second
 
 # Statements are made once: to put one together takes longer than the database takes to carry it out.
 _STUDY = select(STUDIES).where(STUDIES.c.digest == bindparam("digest"))

@@ -82,6 +82,12 @@ class Graphs:
             self.size += size  # a graph in the place of another counts beside it until all go
         return graph
 
+    def forget(self, study: bytes) -> None:
+        """Let go of the graphs of a study that is over; of its digest."""
+        self._kept = {task: found for task, found in self._kept.items() if task[0] != study}
+        if not self._kept:
+            self.size = 0
+
 
 class Evaluations:
     """Graphs of a task, kept ready from a round's rehearsal to the round, and from one site to the next; of one thread.

@@ -50,7 +50,7 @@ class Coordinator(Target):
 
     def case(self, rng: random.Random) -> bytes:
         stage = self.stage
-        if self.count % INPUTS_EACH == 0 or (stage.phase != "over" and stage.hub.studies[stage.key].machine.phase.over):
+        if self.count % INPUTS_EACH == 0 or (stage.phase != "over" and stage.hub.stored(stage.key)):
             self._renew(rng.choice(PHASES))
         self.count += 1
         call = rng.choice(self.next) if self.next and rng.random() < 0.7 else self._made_up(rng)
@@ -98,8 +98,8 @@ class Coordinator(Target):
         if self.studies % 10 == 0:
             stage.bring_to("contributing")  # among its members are those in whose names all that came
             stage.bring_to("over")
-            if (found := stage.hub.studies[stage.key].machine).phase is not StudyPhase.FINISHED:
-                raise Unexpected(f"an honest study {found.phase.value}: {found.reason}")
+            if (found := stage.hub.status(stage.key)).phase != StudyPhase.FINISHED.value:
+                raise Unexpected(f"an honest study {found.phase}: {found.reason}")
         stage.bring_to(phase)
         self.next = stage.next_calls()
 
