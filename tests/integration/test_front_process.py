@@ -19,6 +19,7 @@ import pytest
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_server, wait_for
 from support.processes import Process, Processes, command, count, gone, running_processes
+from support.starting import ProcessStarter
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
@@ -31,7 +32,6 @@ from veilsum_participant.boundary.serving import serve
 from veilsum_participant.front.answering import Front, in_process, told
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
-from veilsum_participant.worker.starting import ProcessStarter
 from veilsum_privacy.ledger.entries import Kind
 
 NAMES = "abc"

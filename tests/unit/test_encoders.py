@@ -275,7 +275,7 @@ def test_the_last_answer_is_remembered_and_not_shared(tmp_path: Path, monkeypatc
     ("data", "inputs", "width", "message"),
     [
         (b"no archive", (4,), 4, "cannot be read as torchscript"),
-        (b"", (4,), 4, "cannot be read as torchscript"),
+        (b"", (4,), 4, "encoder.pt is empty"),
         (_scripted(_Printing()), (4,), 4, "prints"),
         (_scripted(_Mlp()), (21,), 5, r"does not run on one record of shape \(1, 21\)"),
         (_scripted(_Mlp()), (20,), 6, "makes 5 features; the study's encoder.width is 6"),

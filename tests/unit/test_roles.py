@@ -11,6 +11,7 @@ import pytest
 from veilsum_node.process.confinement import Bounds, Offered, reach_fault
 from veilsum_node.transport.route import Proxy, Route
 from veilsum_participant.checks import CheckOutcome, site_check
+from veilsum_participant.session.launcher import Given
 from veilsum_participant.settings import roles
 from veilsum_participant.settings.config import ParticipantConfig
 
@@ -241,3 +242,26 @@ def test_a_site_that_states_nothing_and_cannot_be_divided_is_one_process_and_say
         assert str(tmp_path / "identity") in str(said)
     lost = config({"records": {**QUERY, "dsn_file": tmp_path / "nowhere"}})
     assert "nowhere" in str(roles.unconfined(lost))
+
+
+def test_a_guard_is_told_the_whole_configuration_as_data(tmp_path: Path) -> None:
+    """Every key of a kind that JSON has not by itself, and a secret; what is not stated stays so."""
+    told = config(
+        datasets={
+            "records": {**FILE, "schema_file": "/srv/schema.toml", "most_unmatched": 0.25, "header": False},
+            "asked": {**QUERY, "dsn": "postgresql://reader:p%C3%A4ss@db/x", "timeout": 30},
+            "scans": {**FILE, "images": {"folder": "/srv/scans", "column": "scan", "shape": [1, 28, 28]}},
+        },
+        metrics={"listen": "127.0.0.1:9465", "token_file": "/srv/token"},
+        encoders={"net": {"path": "/srv/net.pt"}},
+        budgets={"records": {"epsilon": "unlimited", "delta": 1e-6}, "asked": {"epsilon": 3.0, "delta": 1e-6}},
+        hooks={"waiting": ["/usr/bin/logger", "-t", "veilsum"]},
+        policy={"trusted": {"oslo": "ab" * 32}, "share_metrics": ["budget"], "four_eyes_above": None},
+    )
+    given = Given(told, roles.guard(told, tmp_path / "participant.toml"), "127.0.0.1:9465", ("VEILSUM__STATE",))
+    again = Given.from_bytes(given.to_bytes())
+    assert again == given
+    assert again.config.model_fields_set == told.model_fields_set
+    dsn = again.config.datasets["asked"].dsn
+    assert dsn is not None
+    assert dsn.get_secret_value() == "postgresql://reader:p%C3%A4ss@db/x"

@@ -49,8 +49,8 @@ assert "age" in said.getvalue(), said.getvalue()
     [
         (
             "import veilsum_participant.session.client",
-            {"numpy", "sqlalchemy", "tenseal"},
-            {"grpc", "pyarrow", "scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib", "jinja2"},
+            {"numpy", "sqlalchemy"},
+            {"grpc", "pyarrow", "scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib", "tenseal"},
         ),
         (
             "import veilsum_participant.front.answering",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import select
 import signal
 import socket
@@ -67,7 +66,7 @@ def supervise(path: Path, child: int, control: socket.socket, told: int) -> Whol
                     raise fault
                 listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
                 with contextlib.suppress(BrokenPipeError):
-                    pickle.dump(Given(config, guard(config, path), address, variables), words)
+                    words.write(Given(config, guard(config, path), address, variables).to_bytes())
         if why is None:
             Supervisor(config, child, control, listening).run()
     except ConfigurationError:

@@ -262,18 +262,19 @@ def _schema_bytes(schema: DatasetSchema) -> bytes:
 
 def offered_bytes(offered: DatasetConfig) -> bytes:
     """What is configured of a dataset, as JSON, with what is secret in it: for its own reader."""
-    return json.dumps(_plain(offered.model_dump()), sort_keys=True).encode()
+    return json.dumps(plain(offered.model_dump()), sort_keys=True).encode()
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """What is configured, as JSON has it: secrets as they are, for a process of the same site."""
     match value:
         case SecretStr():
             return value.get_secret_value()
         case Path():
             return str(value.absolute())
         case Mapping():
-            return {key: _plain(item) for key, item in value.items()}
+            return {key: plain(item) for key, item in value.items()}
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [plain(item) for item in value]
         case _:
             return value
