@@ -70,6 +70,7 @@ PUBLIC_FILES = {
     "coordinator/veilsum_coordinator/service/shared.py": "digests of reports",
     "privacy/veilsum_privacy/audit/signed.py": "the digest of a report in its own file",
     "participant/veilsum_participant/applying/": "the layers of a network's head",
+    "participant/veilsum_participant/studies.py": "digests of studies",
     "participant/veilsum_participant/protocol/approval.py": "digests of studies",
     "participant/veilsum_participant/protocol/budgets.py": "digests of studies",
     "participant/veilsum_participant/protocol/decisions.py": "digests of studies",
