@@ -276,6 +276,7 @@ class _NoHub:
 
     def __init__(self) -> None:
         self.studies: dict[bytes, Any] = {}
+        self.ended: dict[bytes, Any] = {}
         self.changed = threading.Condition()
 
     def tick(self) -> None:

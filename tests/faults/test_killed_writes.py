@@ -15,7 +15,6 @@ from sqlalchemy import delete, select
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.killing import KillableSite, MortalFederation
-from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.runner import run_study
 from veilsum_node.database import open_database
@@ -99,8 +98,8 @@ def test_every_death_leaves_exactly_what_was_consented_to(
         summed = history(bed, victim, key)
         passed = victim.stop()
         where = f"death {fatal}"
-        machine = bed.hub.studies[key].machine
-        assert machine.phase is StudyPhase.FINISHED, f"{where}: {machine.phase.value}: {machine.reason}"
+        status = bed.hub.status(key)
+        assert status.phase == "finished", f"{where}: {status.phase}: {status.reason}"
         (release,) = bed.hub.journal.releases(key)
         assert np.frombuffer(release["values"], dtype="<i8")[0] / study.tasks[0].grid > 0
         assert _records(bed, key) == pytest.approx(summed * ROWS, abs=1e-3), where

@@ -16,7 +16,6 @@ from support.federation import make_bed, make_data, make_request, schema_of
 from support.hostile import HostileChannel
 from support.network import running_client, running_server, submit, wait_for
 from veilsum.local.federation import LocalFederation, as_directive
-from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
@@ -40,11 +39,8 @@ class Cohort:
         study = self.bed.compile(make_request(schema_of(2), min_cohort=2))
         self.label = study.tasks[0].label
         self.key = self.local.submit(study, self.bed.analyst)
+        self.machine = self.bed.hub.studies[self.key].machine
         self.local.prepare(self.key)
-
-    @property
-    def machine(self) -> StudyMachine:
-        return self.bed.hub.studies[self.key].machine
 
     def start(self) -> None:
         with self.bed.hub.change(self.key) as machine:

@@ -59,9 +59,9 @@ def ask(bed: TestBed, stub: StudiesStub, steps: int) -> bytes:
 
 def audit(bed: TestBed, hub: Hub, key: bytes, mirror: LedgerReader, steps: int) -> None:
     """Every round was released and charged once at everyone; all ledgers verify, alone and against each other."""
-    machine = hub.studies[key].machine
-    assert machine.phase.value == "finished", (machine.reason, machine.refusals)
-    wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
+    status = hub.status(key)
+    assert status.phase == "finished", status.reason
+    wait_for(lambda: not hub.ended[key].seats, "the end everywhere")
     sites = [site.ledger for site in bed.sites.values()]
     for site in bed.sites.values():
         verify_ledger(site.ledger, authority=site.credentials.authority, against=[mirror, *sites])

@@ -176,7 +176,7 @@ path = "records.csv"
         ("max_epsilon = nan", "policy.max_epsilon: "),
         ("max_attempts = 0", "policy.max_attempts: input should be greater than or equal to 1"),
         ('approval = "hand"', "policy.approval: input should be 'policy' or 'manual'"),
-        ('units = ["person"]', "policy.units[0]: input should be 'record' or 'subject'"),
+        ('units = ["person"]', "policy.units[0]: input should be 'record', 'subject' or 'site'"),
         ('cohort_difference = "strict"', "policy.cohort_difference: must be a list, in [brackets]"),
         (
             "share_metrics = true",

@@ -71,7 +71,7 @@ def plan_of(asked: StudyDraft) -> StudyPlan:
 @pytest.mark.usefixtures("plans_without_search")
 def test_rare_events_are_not_promised() -> None:
     """A model that came back in one of six runs was said to be worth its epsilon: half of all were taken to have the event."""
-    rare = plan_of(study_of("regression", 3.0, 800, parameters=FOUR, expected=FEW))
+    rare = plan_of(study_of("regression", 2.0, 800, parameters=FOUR, expected=FEW))
     assert rare.verdict is Verdict.NOT_WORTH
     assert {part.name for part in rare.blame} == {f"log odds ratio of {term}" for term in FOUR["over"]}
     assert all(part.told < 0.5 for part in rare.blame)

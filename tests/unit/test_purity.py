@@ -14,7 +14,7 @@ from support.neighbours import network_settings
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.computation.rehearsal import rehearse
-from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.evaluation import _Maps
 from veilsum_privacy.mechanism.rows.primitives import OPAQUE_MAPS
 from veilsum_privacy.mechanism.rows.symbols import opaque, record_of
 from veilsum_privacy.tasks import TASKS
@@ -95,9 +95,9 @@ def test_a_map_that_joins_records_is_found(width: int) -> None:
 def test_a_task_whose_map_joins_records_is_refused_at_enrolment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each map is tried in the batches in which it is evaluated, and the graph around it."""
     asked: list[str] = []
-    real = Evaluation._made
+    real = _Maps._made
 
-    def joining(self: Evaluation, name: str, given: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    def joining(self: _Maps, name: str, given: NDArray[np.float64], size: int) -> NDArray[np.float64]:
         asked.append(name)
         return real(self, name, given, size) + 1e-9 * given[:, :1].mean()
 
@@ -105,7 +105,7 @@ def test_a_task_whose_map_joins_records_is_refused_at_enrolment(monkeypatch: pyt
         agreed = AgreedStudy(setting.study("record", grid=2**16, variance=10**9)).tasks[0]
         rehearse(agreed)
         with monkeypatch.context() as planted:
-            planted.setattr(Evaluation, "_made", joining)
+            planted.setattr(_Maps, "_made", joining)
             asked.clear()
             with pytest.raises(HostileInput, match="gives a record other values"):
                 rehearse(agreed)

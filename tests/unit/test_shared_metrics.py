@@ -181,6 +181,7 @@ def test_names_beyond_a_federation_have_no_series() -> None:
             for number in range(MOST_PARTICIPANTS + 50)
         },
         studies={},
+        ended={},
         credentials=SimpleNamespace(
             identity=_identity("coordinator"), authority=SimpleNamespace(not_valid_after_utc=datetime.now(UTC))
         ),

@@ -22,7 +22,8 @@ from veilsum_node.errors import ConfigurationError, VeilsumError
 from veilsum_privacy.accounting.accountant import epsilon_of
 from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.audit.canaries import as_unit, made_up_company
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum, task_rows
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records, RowTask

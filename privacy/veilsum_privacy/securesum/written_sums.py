@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from veilsum_privacy.securesum.packed import pack_numbers
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 
-class Opening(NamedTuple):
+@dataclass(frozen=True)
+class Opening:
     """What a sum opens to, before self-masks are taken off.
 
     Attributes:
@@ -25,9 +27,9 @@ class Opening(NamedTuple):
         rests: (plan.words,) how far each coefficient is from what key and word give.
     """
 
-    keys: Integers
-    words: Words
-    rests: NDArray[np.int16]
+    keys: Integers = field(repr=False)
+    words: Words = field(repr=False)
+    rests: NDArray[np.int16] = field(repr=False)
 
     def to_bytes(self, values: NDArray[Any]) -> bytes:
         """The sum in few bytes; ``values``: (size,) of :func:`.unmask_values`, of any integers."""
