@@ -17,8 +17,8 @@ from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.plan import plan_study
 from veilsum_aggregation import newton
-from veilsum_aggregation.families import mean_of
-from veilsum_aggregation.figures import NotEstimable
+from veilsum_aggregation.families import link, mean_of
+from veilsum_aggregation.figures import Figure, NotEstimable
 from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, whitening
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.config import read_toml, validate
@@ -199,9 +199,8 @@ def test_odds_of_a_rare_group_have_converged() -> None:
     found = [run(study, records, seed)["coefficients"][1]["log"] for seed in range(4)]
     for figure in found:
         assert figure["value"] == pytest.approx(wanted.params[1], abs=0.25 * wanted.bse[1] + 5 * figure["noise_error"])
-    assert np.mean([figure["value"] for figure in found]) == pytest.approx(
-        wanted.params[1], abs=0.4 * wanted.bse[1]
-    )  # .30 in 23 of 24 seeds
+    # of 38 seeds .03 high, and .13 its standard deviation
+    assert np.mean([figure["value"] for figure in found]) == pytest.approx(wanted.params[1], abs=0.25 * wanted.bse[1])
 
 
 @pytest.mark.parametrize("share", [0.03, 0.1, 0.2, 0.5])
@@ -464,6 +463,29 @@ def test_a_step_solved_in_its_cells_is_the_exact_solution(family: Any, mean: flo
         assert at[1] + contrast.solved(step, 0.0) == pytest.approx(truth[1], abs=1e-9)
         assert contrast.share == pytest.approx((variance * sizes)[0] / (variance * sizes).sum())
         assert contrast.solved(step, -50.0) == -np.inf
+
+
+@pytest.mark.parametrize(("family", "mean"), [("poisson", 0.8), ("logistic", 0.1)])
+@pytest.mark.parametrize("apart", [[(0.9, -1.0)], [(-0.5, 1.4), (0.4, 0.8)]])
+def test_older_scores_move_by_the_cells_own_means(family: Any, mean: float, apart: list[tuple[float, float]]) -> None:
+    """Exact sums of two cells at several points, each with a share: the last step leads to the cells' own log ratio."""
+    sizes, x, whiten = np.array([960.0, 40.0]), np.array([[1.0, 0.0], [1.0, 1.0]]), np.diag([1.0, 2.0])
+    truth = np.array([link(family, mean), 0.7])
+    events, released = sizes * mean_of(family, x @ truth, np.inf)[0], []
+    for off in [*apart, (0.1, -0.3)]:
+        at = truth + off
+        own, variance = mean_of(family, x @ at, np.inf)
+        white = x @ whiten
+        information = white.T @ (white * (sizes * variance)[:, None])
+        released.append(NewtonRelease(np.linalg.solve(whiten, at), white.T @ (events - sizes * own), information, 1e-9, 1e-9))
+    cells, weights = newton.Cells(family, x.T @ (x * sizes[:, None]), ((1,),)), np.array([0.0, 1.0])
+    fit = NewtonFit(whiten, released, cells=cells)
+    found = fit.figure(weights, 1e-12, 0.1)
+    assert isinstance(found, Figure)
+    assert found.value == pytest.approx(truth[1], abs=1e-6)
+    alone = cells.contrast(weights, fit.last_step[0][-1])
+    assert alone is not None
+    assert abs(fit.last_step[0][-1][1] + alone.solved(fit.step * np.diag(whiten), 0.0) - truth[1]) > 0.01  # of the step itself
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.4, 1.1])
