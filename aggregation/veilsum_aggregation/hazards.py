@@ -27,6 +27,7 @@ from veilsum_aggregation.newton import (
     FLOOR,
     LONGEST_STEP,
     Cells,
+    Path,
     SolvedFit,
     limited,
     nothing,
@@ -312,7 +313,7 @@ class HazardFit(SolvedFit):
         return np.concatenate([[0.0], self.model.whiten @ gamma])
 
     @property
-    def last_step(self) -> tuple[Floats, Floats]:
+    def last_step(self) -> tuple[Path, Floats]:
         """With a constant that makes the linear predictor 0 at the centre, where the baseline is that of the last point, whose
         own step is solved apart; before it, what the baseline was above that."""
         q, centred = self.model.q, np.concatenate([[-self.model.centre @ self.model.whiten], self.model.whiten])
@@ -320,7 +321,8 @@ class HazardFit(SolvedFit):
         expected, basis = self._averages[0], self.model.baseline.basis
         moved = np.array([basis @ (release.at[:q] - self.releases[-1].at[:q]) for release in self.releases])
         points[:, 0] += moved @ expected / expected.sum()
-        return points, np.asarray(centred @ self.step[q:])
+        growth = float(self._solved[1] @ expected / expected.sum())
+        return Path(points, *self.shares, growth), np.asarray(centred @ self.step[q:])
 
     @property
     def baseline(self) -> Floats:

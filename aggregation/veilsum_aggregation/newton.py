@@ -226,18 +226,40 @@ def _normal(z: float) -> float:
     return math.erfc(-z / math.sqrt(2.0)) / 2.0
 
 
-def corrected(cells: Sequence[Cell], scores: Floats, information: Floats) -> Cell:
+ALONE = np.ones(1)
+"""The shares of one release."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where a fit's releases were, and what of them is in its last step.
+
+    Attributes:
+        points: coefficients (r, p), of the last release the last.
+        scores, information: what those of each release count (r,), of :func:`release_shares`.
+        growth: f, what the step multiplies all means by, beside what the terms do: of a baseline.
+    """
+
+    points: Floats
+    scores: Floats = field(default_factory=ALONE.copy)
+    information: Floats = field(default_factory=ALONE.copy)
+    growth: float = 1.0
+
+
+def corrected(cells: Sequence[Cell], path: Path) -> Cell:
     """The last of a cell's points (r), for the step of a fit whose score and information are means of all releases.
 
-    With m_i and v_i its mean and variance at a_i, w_i the shares ``scores`` (r,) and v the mean of v_i by ``information``
-    (r,), scores that were moved by v (a_r - a_i) have led to a step x = (y - k) / v of what was observed, y, with
+    With m_i and v_i its mean and variance at a_i, w_i the shares of scores and v the mean of v_i by those of information,
+    scores that were moved by v (a_r - a_i) have led to a step x = (y - k) / v of what was observed, y, with
     k = sum w_i (m_i + v (a_r - a_i)). That of the last point alone is (y - m_r) / v_r = (v x + k - m_r) / v_r.
+    Means that grow f-fold have led to x = (y - k) / v - (f - 1), and what is wanted is y / f.
     """
     last = cells[-1]
-    variance = float(information @ [max(cell.variance, NO_VARIANCE) for cell in cells])
-    known = float(scores @ [cell.mean + variance * (last.at - cell.at) for cell in cells])
+    variance = float(path.information @ [max(cell.variance, NO_VARIANCE) for cell in cells])
+    known = float(path.scores @ [cell.mean + variance * (last.at - cell.at) for cell in cells])
+    known = (known - variance) / path.growth + variance
     own = max(last.variance, NO_VARIANCE)
-    return replace(last, scale=variance / own, shift=(known - last.mean) / own)
+    return replace(last, scale=variance / path.growth / own, shift=(known - last.mean) / own)
 
 
 @dataclass(frozen=True)
@@ -264,12 +286,6 @@ class Contrast:
         return (above.moved(one + self.share * off) - below.moved(other + (self.share - 1.0) * off)) / self.span
 
 
-_Path = tuple[Floats, Floats, Floats]  # coefficients of the releases, shares of their scores and of their information
-
-ALONE = np.ones(1)
-"""The shares of one release."""
-
-
 @dataclass(frozen=True)
 class Cells:
     """Of which records the terms are, as the first release tells it.
@@ -288,13 +304,8 @@ class Cells:
     most: float = math.inf
     offset: tuple[float, float] = (0.0, 0.0)
 
-    def contrast(self, weights: Floats, at: Floats, scores: Floats = ALONE, information: Floats = ALONE) -> Contrast | None:
+    def contrast(self, weights: Floats, path: Path) -> Contrast | None:
         """A combination (p,) of two levels, or of a number; None of any other.
-
-        Args:
-            weights: (p,).
-            at: coefficients of all releases (r, p), or of the last alone (p,).
-            scores, information: what each of them counts (r,), of :func:`release_shares`.
 
         A number is taken for two cells that have its mean and variance, in shares that its bounds and mean suggest: an
         indicator has its own two.
@@ -303,7 +314,7 @@ class Cells:
         if not used.size or used[0] == 0:
             return None
         total = max(float(self.gram[0, 0]), 1.0)
-        mean, path = self.gram[0] / total, (np.atleast_2d(at), scores, information)
+        mean = self.gram[0] / total
         for places in self.categories:
             if set(used) <= set(places):
                 return self._of_levels(weights, path, mean, list(places), total)
@@ -318,7 +329,7 @@ class Cells:
             rows, share = rows[::-1], 1.0 - share
         return self._between(rows, weights, path, [int(place)], (share * total, (1.0 - share) * total))
 
-    def _of_levels(self, weights: Floats, path: _Path, mean: Floats, places: list[int], total: float) -> Contrast | None:
+    def _of_levels(self, weights: Floats, path: Path, mean: Floats, places: list[int], total: float) -> Contrast | None:
         """The first level, which has no place, stands last."""
         own = np.append(weights[places], -float(weights[places].sum()))
         sizes = np.append(mean[places], 1.0 - float(mean[places].sum())) * total
@@ -331,12 +342,9 @@ class Cells:
         numbers = max(float(sizes[pair[0]]), 1.0), max(float(sizes[pair[1]]), 1.0)
         return self._between(rows, weights, path, places, numbers)
 
-    def _between(
-        self, rows: Floats, weights: Floats, path: _Path, places: list[int], numbers: tuple[float, float]
-    ) -> Contrast:
+    def _between(self, rows: Floats, weights: Floats, path: Path, places: list[int], numbers: tuple[float, float]) -> Contrast:
         """Of cells of so many records, in which the terms at ``places`` do not vary."""
-        points, scores, information = path
-        above, below = (corrected([self._cell(row, at, places) for at in points], scores, information) for row in rows)
+        above, below = (corrected([self._cell(row, at, places) for at in path.points], path) for row in rows)
         one, other = (
             size * cell.scale * max(cell.variance, NO_VARIANCE) for size, cell in zip(numbers, (above, below), strict=True)
         )
@@ -375,8 +383,8 @@ class SolvedFit(Fit):
 
     @property
     @abstractmethod
-    def last_step(self) -> tuple[Floats, Floats]:
-        """Coefficients (r, p) at which the releases were, and the step (p,) from the last of them."""
+    def last_step(self) -> tuple[Path, Floats]:
+        """How the last step was come to, and the step (p,)."""
 
     @cached_property
     def shares(self) -> tuple[Floats, Floats]:
@@ -391,11 +399,11 @@ class SolvedFit(Fit):
 
     def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
         """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
-        points, step = self.last_step
-        contrast = self.cells.contrast(weights, points, *self.shares) if self.cells is not None and noise > 0.0 else None
+        path, step = self.last_step
+        contrast = self.cells.contrast(weights, path) if self.cells is not None and noise > 0.0 else None
         if contrast is None:
             return super().figure(weights, noise, sampling)
-        start, reach = float(weights @ points[-1]), Z95 * math.sqrt(noise)
+        start, reach = float(weights @ path.points[-1]), Z95 * math.sqrt(noise)
         low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
         if math.isinf(low) and math.isinf(high):
             return NotEstimable(
@@ -509,8 +517,9 @@ class NewtonFit(SolvedFit):
         return np.asarray(self.whiten @ self.point, dtype=np.float64)
 
     @property
-    def last_step(self) -> tuple[Floats, Floats]:
-        return np.array([self.whiten @ release.at for release in self.releases]), np.asarray(self.whiten @ self.step)
+    def last_step(self) -> tuple[Path, Floats]:
+        points = np.array([self.whiten @ release.at for release in self.releases])
+        return Path(points, *self.shares), np.asarray(self.whiten @ self.step)
 
     @property
     def influence(self) -> Floats:

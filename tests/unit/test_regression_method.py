@@ -458,7 +458,7 @@ def test_a_step_solved_in_its_cells_is_the_exact_solution(family: Any, mean: flo
         at = truth + np.array([0.05, off])
         (one, variance), (own, _) = (mean_of(family, x @ each, np.inf) for each in (at, truth))
         step = np.linalg.solve(x.T @ (x * (sizes * variance)[:, None]), x.T @ (sizes * (own - one)))
-        contrast = newton.Cells(family, gram, ((1,),)).contrast(np.array([0.0, 1.0]), at)
+        contrast = newton.Cells(family, gram, ((1,),)).contrast(np.array([0.0, 1.0]), newton.Path(at[None]))
         assert contrast is not None
         assert at[1] + contrast.solved(step, 0.0) == pytest.approx(truth[1], abs=1e-9)
         assert contrast.share == pytest.approx((variance * sizes)[0] / (variance * sizes).sum())
@@ -483,9 +483,10 @@ def test_older_scores_move_by_the_cells_own_means(family: Any, mean: float, apar
     found = fit.figure(weights, 1e-12, 0.1)
     assert isinstance(found, Figure)
     assert found.value == pytest.approx(truth[1], abs=1e-6)
-    alone = cells.contrast(weights, fit.last_step[0][-1])
+    path, step = fit.last_step
+    alone = cells.contrast(weights, newton.Path(path.points[-1:]))
     assert alone is not None
-    assert abs(fit.last_step[0][-1][1] + alone.solved(fit.step * np.diag(whiten), 0.0) - truth[1]) > 0.01  # of the step itself
+    assert abs(path.points[-1][1] + alone.solved(step, 0.0) - truth[1]) > 0.005  # which the last point alone does not find
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.4, 1.1])
@@ -510,7 +511,7 @@ def test_what_varies_in_a_cell_is_the_other_terms_and_the_offset() -> None:
     rng, at = np.random.default_rng(0), np.array([0.1, 0.8, -0.5, 0.7])
     x = np.column_stack([np.ones(4000), rng.uniform(-1, 1, 4000), rng.random((4000, 1)) < np.array([[0.3, 0.1]])])
     cells = newton.Cells("poisson", x.T @ x, ((2, 3),), 9.0, (2.0, 0.6))
-    level, number = (cells.contrast(np.eye(4)[place], at) for place in (2, 1))
+    level, number = (cells.contrast(np.eye(4)[place], newton.Path(at[None])) for place in (2, 1))
     assert level is not None
     assert number is not None
     assert level.cells[0].spread == pytest.approx(math.hypot(np.std(x[:, 1] * at[1]), 0.6))
@@ -522,10 +523,10 @@ def test_a_number_that_is_an_indicator_is_solved_as_its_level() -> None:
     gram = np.array([[1000.0, -920.0], [-920.0, 1000.0]])  # of a number in [-1, 1] that 40 records have at 1
     level = newton.Cells("poisson", np.array([[1000.0, 40.0], [40.0, 40.0]]), ((1,),))
     at, step = np.array([0.2, 0.3]), np.array([0.01, -0.3])
-    own = newton.Cells("poisson", gram).contrast(np.array([0.0, 1.0]), np.array([at[0] + at[1] / 2, at[1] / 2]))
-    other = level.contrast(np.array([0.0, 1.0]), at)
+    own = newton.Cells("poisson", gram).contrast(np.array([0.0, 1.0]), newton.Path(np.array([[at[0] + at[1] / 2, at[1] / 2]])))
+    other = level.contrast(np.array([0.0, 1.0]), newton.Path(at[None]))
     assert own is not None
     assert other is not None
     halved = np.array([step[0] + step[1] / 2, step[1] / 2])
     assert 2.0 * own.solved(halved, 0.05) == pytest.approx(other.solved(step, 0.1))
-    assert newton.Cells("poisson", gram).contrast(np.array([1.0, 1.0]), at) is None
+    assert newton.Cells("poisson", gram).contrast(np.array([1.0, 1.0]), newton.Path(at[None])) is None
