@@ -314,15 +314,13 @@ class HazardFit(SolvedFit):
 
     @property
     def last_step(self) -> tuple[Path, Floats]:
-        """With a constant that makes the linear predictor 0 at the centre, where the baseline is that of the last point, whose
-        own step is solved apart; before it, what the baseline was above that."""
+        """With a constant that makes the linear predictor 0 at the centre, of which the baseline is, solved apart.
+
+        Of the last point alone: of older scores the noise of the baseline is in the means of cells as well, and intervals that
+        are corrected for it cover less (decision 115).
+        """
         q, centred = self.model.q, np.concatenate([[-self.model.centre @ self.model.whiten], self.model.whiten])
-        points = np.array([centred @ release.at[q:] for release in self.releases])
-        expected, basis = self._averages[0], self.model.baseline.basis
-        moved = np.array([basis @ (release.at[:q] - self.releases[-1].at[:q]) for release in self.releases])
-        points[:, 0] += moved @ expected / expected.sum()
-        growth = float(self._solved[1] @ expected / expected.sum())
-        return Path(points, *self.shares, growth), np.asarray(centred @ self.step[q:])
+        return Path((centred @ self.releases[-1].at[q:])[None]), np.asarray(centred @ self.step[q:])
 
     @property
     def baseline(self) -> Floats:

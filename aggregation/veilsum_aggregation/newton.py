@@ -237,13 +237,11 @@ class Path:
     Attributes:
         points: coefficients (r, p), of the last release the last.
         scores, information: what those of each release count (r,), of :func:`release_shares`.
-        growth: f, what the step multiplies all means by, beside what the terms do: of a baseline.
     """
 
     points: Floats
     scores: Floats = field(default_factory=ALONE.copy)
     information: Floats = field(default_factory=ALONE.copy)
-    growth: float = 1.0
 
 
 def corrected(cells: Sequence[Cell], path: Path) -> Cell:
@@ -252,14 +250,12 @@ def corrected(cells: Sequence[Cell], path: Path) -> Cell:
     With m_i and v_i its mean and variance at a_i, w_i the shares of scores and v the mean of v_i by those of information,
     scores that were moved by v (a_r - a_i) have led to a step x = (y - k) / v of what was observed, y, with
     k = sum w_i (m_i + v (a_r - a_i)). That of the last point alone is (y - m_r) / v_r = (v x + k - m_r) / v_r.
-    Means that grow f-fold have led to x = (y - k) / v - (f - 1), and what is wanted is y / f.
     """
     last = cells[-1]
     variance = float(path.information @ [max(cell.variance, NO_VARIANCE) for cell in cells])
     known = float(path.scores @ [cell.mean + variance * (last.at - cell.at) for cell in cells])
-    known = (known - variance) / path.growth + variance
     own = max(last.variance, NO_VARIANCE)
-    return replace(last, scale=variance / path.growth / own, shift=(known - last.mean) / own)
+    return replace(last, scale=variance / own, shift=(known - last.mean) / own)
 
 
 @dataclass(frozen=True)
