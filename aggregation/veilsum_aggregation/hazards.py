@@ -316,8 +316,8 @@ class HazardFit(SolvedFit):
     def last_step(self) -> tuple[Path, Floats]:
         """With a constant that makes the linear predictor 0 at the centre, of which the baseline is, solved apart.
 
-        Of the last point alone: of older scores the noise of the baseline is in the means of cells as well, and intervals that
-        are corrected for it cover less (decision 115).
+        Of the last point alone: corrected for older scores, by whose points the baseline moved as well, intervals cover less
+        (decision 115).
         """
         q, centred = self.model.q, np.concatenate([[-self.model.centre @ self.model.whiten], self.model.whiten])
         return Path((centred @ self.releases[-1].at[q:])[None]), np.asarray(centred @ self.step[q:])
