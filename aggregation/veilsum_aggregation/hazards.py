@@ -26,13 +26,11 @@ from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.newton import (
     FLOOR,
     LONGEST_STEP,
-    OLD_INFORMATION,
-    OLD_SCORE,
     Cells,
+    Path,
     SolvedFit,
     limited,
     nothing,
-    release_shares,
     unconverged,
     without,
 )
@@ -198,8 +196,7 @@ class HazardFit(SolvedFit):
     def _averages(self) -> tuple[Floats, Floats, Floats, float, float]:
         """Of each piece what is expected in it (m,), its information with gamma (m, p), that of gamma (p, p); the noise of the
         second and the third."""
-        stds = [release.information_std for release in self.releases]
-        shares = release_shares(stds, OLD_INFORMATION)
+        stds, (_, shares) = [release.information_std for release in self.releases], self.shares
         mean = {
             name: np.tensordot(shares, np.array([getattr(release, name) for release in self.releases]), 1)
             for name in ("hazards", "cross", "information")
@@ -266,7 +263,7 @@ class HazardFit(SolvedFit):
         """All scores, moved to the last point, and the variance of their noise, (q + p,)."""
         last, basis = self.releases[-1].at, self.model.baseline.basis
         prior, q = self.model.baseline.prior, self.model.q
-        shares = release_shares([release.score_std for release in self.releases], OLD_SCORE)
+        shares, _ = self.shares
         moved = [
             np.concatenate([basis.T @ release.hazards - prior @ release.at[:q], release.score])
             - self._matrix @ (last - release.at)
@@ -316,10 +313,14 @@ class HazardFit(SolvedFit):
         return np.concatenate([[0.0], self.model.whiten @ gamma])
 
     @property
-    def last_step(self) -> tuple[Floats, Floats]:
-        """With a constant that makes the linear predictor 0 at the centre, of which the baseline is, solved apart."""
+    def last_step(self) -> tuple[Path, Floats]:
+        """With a constant that makes the linear predictor 0 at the centre, of which the baseline is, solved apart.
+
+        Of the last point alone: corrected for older scores, by whose points the baseline moved as well, intervals cover less
+        (decision 115).
+        """
         q, centred = self.model.q, np.concatenate([[-self.model.centre @ self.model.whiten], self.model.whiten])
-        return np.asarray(centred @ self.releases[-1].at[q:]), np.asarray(centred @ self.step[q:])
+        return Path((centred @ self.releases[-1].at[q:])[None]), np.asarray(centred @ self.step[q:])
 
     @property
     def baseline(self) -> Floats:

@@ -12,15 +12,18 @@ docs/results.md, "Regression".
 
 One step from a noised gamma is not the solution. Where a term tells two cells of records apart, as a level and the others of
 its category, it is solved exactly: a cell whose Newton step in the linear predictor is x moves by
-t(x) = log((1 + (1 - q) x) / (1 - q x)), q the mean of an event there and 0 of counts (:class:`Cells`). Intervals of the noise
-are therefore of the step, moved by t, and are combined with sampling's by their ends' distances (MOVER, Zou and Donner 2008).
+t(x) = log((1 + (1 - q) x) / (1 - q x)), q the mean of an event there and 0 of counts (:class:`Cells`). Older scores were
+moved along H, where the cell's own means tell how they move, for which x is corrected (:func:`corrected`). Intervals of the
+noise are therefore of the step, moved by t, and are combined with sampling's by their ends' distances (MOVER, Zou and Donner
+2008).
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -44,6 +47,9 @@ NOISY_STEPS = 3
 
 LONGEST_MOVE, HALVINGS = 100.0, 60
 """How far the linear predictor of a cell is followed, and how often that is halved to find where it goes."""
+
+NO_VARIANCE = 1e-12
+"""Below it a cell's variance does not divide."""
 
 LONGEST_STEP = 2.0
 """Radius in gamma of one step: at 1 a typical record's linear predictor changes by 1."""
@@ -165,12 +171,15 @@ class Cell:
         at: mean of their linear predictor, offsets and all.
         spread: its standard deviation, where a mean has a bound: the part of them whose mean is at the bound does not move.
         most: M, the largest mean of counts.
+        scale, shift: what the step of a fit x is as a step of this point's own mean and variance, scale x + shift.
     """
 
     family: Family
     at: float
     spread: float = 0.0
     most: float = math.inf
+    scale: float = 1.0
+    shift: float = 0.0
 
     @cached_property
     def mean(self) -> float:
@@ -191,6 +200,7 @@ class Cell:
 
     def moved(self, x: float) -> float:
         """t(x), for a Newton step x of the linear predictor; infinite where it leads to no events, or to nothing else."""
+        x = self.scale * x + self.shift
         if self.family == "logistic":
             top, bottom = 1.0 + (1.0 - self.mean) * x, 1.0 - self.mean * x
             return -math.inf if top <= 0.0 else math.inf if bottom <= 0.0 else math.log(top / bottom)
@@ -214,6 +224,38 @@ class Cell:
 def _normal(z: float) -> float:
     """Phi(z)."""
     return math.erfc(-z / math.sqrt(2.0)) / 2.0
+
+
+ALONE = np.ones(1)
+"""The shares of one release."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where a fit's releases were, and what of them is in its last step.
+
+    Attributes:
+        points: coefficients (r, p), of the last release the last.
+        scores, information: what those of each release count (r,), of :func:`release_shares`.
+    """
+
+    points: Floats
+    scores: Floats = field(default_factory=ALONE.copy)
+    information: Floats = field(default_factory=ALONE.copy)
+
+
+def corrected(cells: Sequence[Cell], path: Path) -> Cell:
+    """The last of a cell's points (r), for the step of a fit whose score and information are means of all releases.
+
+    With m_i and v_i its mean and variance at a_i, w_i the shares of scores and v the mean of v_i by those of information,
+    scores that were moved by v (a_r - a_i) have led to a step x = (y - k) / v of what was observed, y, with
+    k = sum w_i (m_i + v (a_r - a_i)). That of the last point alone is (y - m_r) / v_r = (v x + k - m_r) / v_r.
+    """
+    last = cells[-1]
+    variance = float(path.information @ [max(cell.variance, NO_VARIANCE) for cell in cells])
+    known = float(path.scores @ [cell.mean + variance * (last.at - cell.at) for cell in cells])
+    own = max(last.variance, NO_VARIANCE)
+    return replace(last, scale=variance / own, shift=(known - last.mean) / own)
 
 
 @dataclass(frozen=True)
@@ -258,8 +300,8 @@ class Cells:
     most: float = math.inf
     offset: tuple[float, float] = (0.0, 0.0)
 
-    def contrast(self, weights: Floats, at: Floats) -> Contrast | None:
-        """A combination (p,) at coefficients (p,): of two levels, or of a number; None of any other.
+    def contrast(self, weights: Floats, path: Path) -> Contrast | None:
+        """A combination (p,) of two levels, or of a number; None of any other.
 
         A number is taken for two cells that have its mean and variance, in shares that its bounds and mean suggest: an
         indicator has its own two.
@@ -271,7 +313,7 @@ class Cells:
         mean = self.gram[0] / total
         for places in self.categories:
             if set(used) <= set(places):
-                return self._of_levels(weights, at, mean, list(places), total)
+                return self._of_levels(weights, path, mean, list(places), total)
         if used.size > 1:
             return None
         (place,), least = used, 1.0 / total
@@ -281,9 +323,9 @@ class Cells:
         rows[:, place] += [spread * math.sqrt((1.0 - share) / share), -spread * math.sqrt(share / (1.0 - share))]
         if weights[place] < 0.0:
             rows, share = rows[::-1], 1.0 - share
-        return self._between(rows, weights, at, [int(place)], (share * total, (1.0 - share) * total))
+        return self._between(rows, weights, path, [int(place)], (share * total, (1.0 - share) * total))
 
-    def _of_levels(self, weights: Floats, at: Floats, mean: Floats, places: list[int], total: float) -> Contrast | None:
+    def _of_levels(self, weights: Floats, path: Path, mean: Floats, places: list[int], total: float) -> Contrast | None:
         """The first level, which has no place, stands last."""
         own = np.append(weights[places], -float(weights[places].sum()))
         sizes = np.append(mean[places], 1.0 - float(mean[places].sum())) * total
@@ -294,20 +336,34 @@ class Cells:
         rows = np.array([mean, mean])
         rows[:, places] = np.eye(len(own))[pair, :-1]
         numbers = max(float(sizes[pair[0]]), 1.0), max(float(sizes[pair[1]]), 1.0)
-        return self._between(rows, weights, at, places, numbers)
+        return self._between(rows, weights, path, places, numbers)
 
-    def _between(self, rows: Floats, weights: Floats, at: Floats, places: list[int], numbers: tuple[float, float]) -> Contrast:
+    def _between(self, rows: Floats, weights: Floats, path: Path, places: list[int], numbers: tuple[float, float]) -> Contrast:
         """Of cells of so many records, in which the terms at ``places`` do not vary."""
+        above, below = (corrected([self._cell(row, at, places) for at in path.points], path) for row in rows)
+        one, other = (
+            size * cell.scale * max(cell.variance, NO_VARIANCE) for size, cell in zip(numbers, (above, below), strict=True)
+        )
+        span = float((rows[0] - rows[1]) @ weights) / float(weights @ weights)
+        return Contrast(rows, span, (above, below), other / (one + other))
+
+    def _cell(self, row: Floats, at: Floats, places: list[int]) -> Cell:
+        """The cell of these mean terms (p,) at coefficients (p,)."""
         others, number = np.array(at), max(float(self.gram[0, 0]), 1.0)
         others[places] = 0.0
         mean, square = float(self.gram[0] @ others) / number, float(others @ self.gram @ others) / number
         spread = math.sqrt(max(square - mean**2, 0.0) + self.offset[1] ** 2)
-        above, below = (
-            Cell(self.family, float(np.clip(row @ at + self.offset[0], -30.0, 30.0)), spread, self.most) for row in rows
-        )
-        one, other = (size * max(cell.variance, 1e-12) for size, cell in zip(numbers, (above, below), strict=True))
-        span = float((rows[0] - rows[1]) @ weights) / float(weights @ weights)
-        return Contrast(rows, span, (above, below), other / (one + other))
+        return Cell(self.family, float(np.clip(row @ at + self.offset[0], -30.0, 30.0)), spread, self.most)
+
+
+class Noised(Protocol):
+    """A release: the noise of its score and of its information."""
+
+    @property
+    def score_std(self) -> float: ...
+
+    @property
+    def information_std(self) -> float: ...
 
 
 class SolvedFit(Fit):
@@ -315,14 +371,22 @@ class SolvedFit(Fit):
 
     Attributes:
         cells: of records; None for figures of the step alone.
+        releases: in order, one or more.
     """
 
     cells: Cells | None
+    releases: Sequence[Noised]
 
     @property
     @abstractmethod
-    def last_step(self) -> tuple[Floats, Floats]:
-        """Coefficients (p,) from which the last step goes, and the step (p,)."""
+    def last_step(self) -> tuple[Path, Floats]:
+        """How the last step was come to, and the step (p,)."""
+
+    @cached_property
+    def shares(self) -> tuple[Floats, Floats]:
+        """What the score and the information of each release count (r,)."""
+        scores = release_shares([release.score_std for release in self.releases], OLD_SCORE)
+        return scores, release_shares([release.information_std for release in self.releases], OLD_INFORMATION)
 
     @property
     def weakest(self) -> float:
@@ -331,11 +395,11 @@ class SolvedFit(Fit):
 
     def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
         """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
-        before, step = self.last_step
-        contrast = self.cells.contrast(weights, before) if self.cells is not None and noise > 0.0 else None
+        path, step = self.last_step
+        contrast = self.cells.contrast(weights, path) if self.cells is not None and noise > 0.0 else None
         if contrast is None:
             return super().figure(weights, noise, sampling)
-        start, reach = float(weights @ before), Z95 * math.sqrt(noise)
+        start, reach = float(weights @ path.points[-1]), Z95 * math.sqrt(noise)
         low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
         if math.isinf(low) and math.isinf(high):
             return NotEstimable(
@@ -400,8 +464,7 @@ class NewtonFit(SolvedFit):
     @cached_property
     def _information(self) -> tuple[Floats, float]:
         """The mean information before it is floored, and its noise."""
-        stds = [release.information_std for release in self.releases]
-        shares = release_shares(stds, OLD_INFORMATION)
+        stds, (_, shares) = [release.information_std for release in self.releases], self.shares
         matrix = np.tensordot(shares, np.array([release.information for release in self.releases]), 1)
         return np.asarray(matrix, dtype=np.float64), float(np.sqrt((shares**2) @ np.square(stds)))
 
@@ -431,7 +494,7 @@ class NewtonFit(SolvedFit):
     def _score(self) -> tuple[Floats, float]:
         """All scores, moved to the last gamma, and their noise."""
         stds, last = [release.score_std for release in self.releases], self.releases[-1].at
-        shares = release_shares(stds, OLD_SCORE)
+        shares, _ = self.shares
         moved = [release.score - self.floored @ (last - release.at) for release in self.releases]
         return np.asarray(np.tensordot(shares, np.array(moved), 1)), float(np.sqrt((shares**2) @ np.square(stds)))
 
@@ -450,8 +513,9 @@ class NewtonFit(SolvedFit):
         return np.asarray(self.whiten @ self.point, dtype=np.float64)
 
     @property
-    def last_step(self) -> tuple[Floats, Floats]:
-        return np.asarray(self.whiten @ self.releases[-1].at), np.asarray(self.whiten @ self.step)
+    def last_step(self) -> tuple[Path, Floats]:
+        points = np.array([self.whiten @ release.at for release in self.releases])
+        return Path(points, *self.shares), np.asarray(self.whiten @ self.step)
 
     @property
     def influence(self) -> Floats:

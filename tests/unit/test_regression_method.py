@@ -17,8 +17,8 @@ from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.plan import plan_study
 from veilsum_aggregation import newton
-from veilsum_aggregation.families import mean_of
-from veilsum_aggregation.figures import NotEstimable
+from veilsum_aggregation.families import link, mean_of
+from veilsum_aggregation.figures import Figure, NotEstimable
 from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, whitening
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.config import read_toml, validate
@@ -199,9 +199,8 @@ def test_odds_of_a_rare_group_have_converged() -> None:
     found = [run(study, records, seed)["coefficients"][1]["log"] for seed in range(4)]
     for figure in found:
         assert figure["value"] == pytest.approx(wanted.params[1], abs=0.25 * wanted.bse[1] + 5 * figure["noise_error"])
-    assert np.mean([figure["value"] for figure in found]) == pytest.approx(
-        wanted.params[1], abs=0.4 * wanted.bse[1]
-    )  # .30 in 23 of 24 seeds
+    # of 38 seeds .03 high, and .13 its standard deviation
+    assert np.mean([figure["value"] for figure in found]) == pytest.approx(wanted.params[1], abs=0.25 * wanted.bse[1])
 
 
 @pytest.mark.parametrize("share", [0.03, 0.1, 0.2, 0.5])
@@ -459,11 +458,35 @@ def test_a_step_solved_in_its_cells_is_the_exact_solution(family: Any, mean: flo
         at = truth + np.array([0.05, off])
         (one, variance), (own, _) = (mean_of(family, x @ each, np.inf) for each in (at, truth))
         step = np.linalg.solve(x.T @ (x * (sizes * variance)[:, None]), x.T @ (sizes * (own - one)))
-        contrast = newton.Cells(family, gram, ((1,),)).contrast(np.array([0.0, 1.0]), at)
+        contrast = newton.Cells(family, gram, ((1,),)).contrast(np.array([0.0, 1.0]), newton.Path(at[None]))
         assert contrast is not None
         assert at[1] + contrast.solved(step, 0.0) == pytest.approx(truth[1], abs=1e-9)
         assert contrast.share == pytest.approx((variance * sizes)[0] / (variance * sizes).sum())
         assert contrast.solved(step, -50.0) == -np.inf
+
+
+@pytest.mark.parametrize(("family", "mean"), [("poisson", 0.8), ("logistic", 0.1)])
+@pytest.mark.parametrize("apart", [[(0.9, -1.0)], [(-0.5, 1.4), (0.4, 0.8)]])
+def test_older_scores_move_by_the_cells_own_means(family: Any, mean: float, apart: list[tuple[float, float]]) -> None:
+    """Exact sums of two cells at several points, each with a share: the last step leads to the cells' own log ratio."""
+    sizes, x, whiten = np.array([960.0, 40.0]), np.array([[1.0, 0.0], [1.0, 1.0]]), np.diag([1.0, 2.0])
+    truth = np.array([link(family, mean), 0.7])
+    events, released = sizes * mean_of(family, x @ truth, np.inf)[0], []
+    for off in [*apart, (0.1, -0.3)]:
+        at = truth + off
+        own, variance = mean_of(family, x @ at, np.inf)
+        white = x @ whiten
+        information = white.T @ (white * (sizes * variance)[:, None])
+        released.append(NewtonRelease(np.linalg.solve(whiten, at), white.T @ (events - sizes * own), information, 1e-9, 1e-9))
+    cells, weights = newton.Cells(family, x.T @ (x * sizes[:, None]), ((1,),)), np.array([0.0, 1.0])
+    fit = NewtonFit(whiten, released, cells=cells)
+    found = fit.figure(weights, 1e-12, 0.1)
+    assert isinstance(found, Figure)
+    assert found.value == pytest.approx(truth[1], abs=1e-6)
+    path, step = fit.last_step
+    alone = cells.contrast(weights, newton.Path(path.points[-1:]))
+    assert alone is not None
+    assert abs(path.points[-1][1] + alone.solved(step, 0.0) - truth[1]) > 0.005  # which the last point alone does not find
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.4, 1.1])
@@ -488,7 +511,7 @@ def test_what_varies_in_a_cell_is_the_other_terms_and_the_offset() -> None:
     rng, at = np.random.default_rng(0), np.array([0.1, 0.8, -0.5, 0.7])
     x = np.column_stack([np.ones(4000), rng.uniform(-1, 1, 4000), rng.random((4000, 1)) < np.array([[0.3, 0.1]])])
     cells = newton.Cells("poisson", x.T @ x, ((2, 3),), 9.0, (2.0, 0.6))
-    level, number = (cells.contrast(np.eye(4)[place], at) for place in (2, 1))
+    level, number = (cells.contrast(np.eye(4)[place], newton.Path(at[None])) for place in (2, 1))
     assert level is not None
     assert number is not None
     assert level.cells[0].spread == pytest.approx(math.hypot(np.std(x[:, 1] * at[1]), 0.6))
@@ -500,10 +523,10 @@ def test_a_number_that_is_an_indicator_is_solved_as_its_level() -> None:
     gram = np.array([[1000.0, -920.0], [-920.0, 1000.0]])  # of a number in [-1, 1] that 40 records have at 1
     level = newton.Cells("poisson", np.array([[1000.0, 40.0], [40.0, 40.0]]), ((1,),))
     at, step = np.array([0.2, 0.3]), np.array([0.01, -0.3])
-    own = newton.Cells("poisson", gram).contrast(np.array([0.0, 1.0]), np.array([at[0] + at[1] / 2, at[1] / 2]))
-    other = level.contrast(np.array([0.0, 1.0]), at)
+    own = newton.Cells("poisson", gram).contrast(np.array([0.0, 1.0]), newton.Path(np.array([[at[0] + at[1] / 2, at[1] / 2]])))
+    other = level.contrast(np.array([0.0, 1.0]), newton.Path(at[None]))
     assert own is not None
     assert other is not None
     halved = np.array([step[0] + step[1] / 2, step[1] / 2])
     assert 2.0 * own.solved(halved, 0.05) == pytest.approx(other.solved(step, 0.1))
-    assert newton.Cells("poisson", gram).contrast(np.array([1.0, 1.0]), at) is None
+    assert newton.Cells("poisson", gram).contrast(np.array([1.0, 1.0]), newton.Path(at[None])) is None
