@@ -2,11 +2,13 @@
 
 Hatchling calls :class:`Reached` when it builds a wheel, so that nobody keeps a list of files; ``python reached.py
 participant`` prints what a distribution's wheel would hold. An import of a module is followed wherever it stands but under
-``TYPE_CHECKING``; a text that is a module's full name counts as an import, and so does a name that a package imports for type
-checkers and gives lazily. Modules in ``without`` are not followed: whoever imports them says what to install.
+``TYPE_CHECKING``; a text that is a module's full name counts as an import, and so do a name that a package imports for type
+checkers and gives lazily, and ``"module:Class"``, by which a registry names the parts of its own package. Modules in
+``without`` are not followed: whoever imports them says what to install.
 """
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -23,6 +25,7 @@ except ModuleNotFoundError:  # only what builds a wheel has it
 
 
 ROOT = Path(__file__).resolve().parent
+_PART = re.compile(r"([a-z_0-9.]+):[A-Z]\w*")
 ROOMS = ("proto", "node", "privacy", "aggregation", "participant", "coordinator", "deploy")
 
 
@@ -67,6 +70,7 @@ def _given(package: str, root: Path) -> dict[str, str]:
 def _imported(name: str, root: Path) -> frozenset[str]:
     """Modules of the product that a module names."""
     known, found = modules(root), set()
+    package = name if known[name].name == "__init__.py" else name.rpartition(".")[0]
     for node in _walk(ast.parse(known[name].read_text())):
         if isinstance(node, ast.Import):
             found |= {item.name for item in node.names}
@@ -78,8 +82,9 @@ def _imported(name: str, root: Path) -> frozenset[str]:
                 found.add(f"{node.module}.{item.name}")
                 if node.module in known:
                     found.add(_given(node.module, root).get(item.name, node.module))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
-            found.add(node.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            part = _PART.fullmatch(node.value)
+            found.add(node.value if part is None else f"{package}.{part.group(1)}")
     return frozenset(found & set(known))
 
 

@@ -24,6 +24,7 @@ from veilsum_participant.store.populations import COHORTS
 from veilsum_participant.store.studies import StudyState
 from veilsum_participant.store.tables import METADATA as PARTICIPANT
 from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.queries.kinds import KINDS
 
 sys.path.insert(0, str(ROOT))
 from reached import closure, settings
@@ -103,6 +104,17 @@ def test_the_closure_follows_what_a_package_gives_lazily() -> None:
     assert "veilsum_participant" not in closure(["veilsum_aggregation.figures"])
     with pytest.raises(ValueError, match="no such modules: veilsum_nowhere"):
         closure(["veilsum_nowhere"])
+
+
+@pytest.mark.parametrize("distribution", ["participant", "coordinator", "analyst"])
+def test_a_wheel_that_has_a_registry_has_every_part_that_it_names(distribution: str) -> None:
+    """They are loaded by their names, so that no import says that they are needed."""
+    held = closure(settings(distribution)["roots"], settings(distribution).get("without", ()))
+    for registry in (TASKS, KINDS, METHODS):
+        parts = {type(part).__module__ if registry is METHODS else part.__module__ for part in registry.values()}
+        (package,) = {part.rpartition(".")[0] for part in parts}
+        assert package not in held or parts <= held.keys()
+    assert TASKS["tables"].__module__ in held
 
 
 def test_no_wheel_has_what_its_party_never_does() -> None:
