@@ -39,9 +39,8 @@ class LocalDatasets(Datasets):
         check_structure(origin, schema, subject=offered.subject, header=offered.header, columns=offered.columns)
 
     def load(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, seconds: float = DAY) -> Snapshot:
-        records, counts = load_records(offered.origin(name), schema, offered.subject, header=offered.header)
+        records, _ = load_records(offered.origin(name), schema, offered.subject, header=offered.header)
         LOG.info("dataset %s is read", name)
-        LOG.debug("dataset %s: %s", name, counts)
         return Snapshot(records, records_digest(records) if offered.source == "sql" else None)
 
     def stream(

@@ -279,8 +279,6 @@ class Contributions:
                 extra=fields,
             )
         LOG.info("study %s: round %d (%s) is computed", study.name, task.round, task.label, extra=fields)
-        # how many records there are is the site's own business: only who asks for it finds it in the log
-        LOG.debug("task %s: %d clipped, %d invalid", task.label, part.clipped, part.invalid, extra=fields)
         # Whether there is a digest depends on where records come from, not on what they are: an export of the ledger shows it.
         queried = readings and site.config.datasets[study.dataset].source == "sql"
         return Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
