@@ -83,8 +83,10 @@ def _imported(name: str, root: Path) -> frozenset[str]:
                 if node.module in known:
                     found.add(_given(node.module, root).get(item.name, node.module))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            part = _PART.fullmatch(node.value)
-            found.add(node.value if part is None else f"{package}.{part.group(1)}")
+            if (part := _PART.fullmatch(node.value)) is not None:
+                found.add(f"{package}.{part.group(1)}")
+            elif "." in node.value:
+                found.add(node.value)
     return frozenset(found & set(known))
 
 
