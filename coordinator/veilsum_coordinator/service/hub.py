@@ -372,7 +372,7 @@ class Hub:
                 return
             ended.confirm(name, kind, number, attempt)
             if name not in ended.seats:
-                self._open[name].pop(ended.digest, None)
+                self._open.get(name, {}).pop(ended.digest, None)
             self._heard.setdefault(ended.digest, self._steady())
 
     # -- analysts ----------------------------------------------------------------------------------------------------------
