@@ -170,6 +170,9 @@ SITUATIONS: dict[str, Callable[[list[Moment]], bool]] = {
         moments[-1].states == {"a": ["released"], "b": ["consented"], "c": ["released"]}
         and {pb.DIRECTIVE_KIND_RELEASED, pb.DIRECTIVE_KIND_END} <= set(moments[-1].heard["b"])
     ),
+    "end-heard-late-by-a-new-coordinator": lambda moments: (
+        moments[7].operation == ("fall", 3) and pb.DIRECTIVE_KIND_END in moments[7].heard["c"]
+    ),
     "killed-before-upload": lambda moments: "b" not in moments[-1].up and moments[-1].states["b"] == ["payload"],
     "restored-before-the-roster": lambda moments: moments[-2].operation == ("restore", "a") and "a" not in moments[-1].up,
     "stale-assignment": lambda moments: moments[-2].operation == ("again", "b", 1) and moments[-2].states["b"] == ["payload"],
