@@ -225,17 +225,8 @@ class _SiteCollector(Collector):
 
 @contextmanager
 def monitored(site: Site, starter: WorkerStarter | None = None, address: str = "") -> Iterator[SiteMetrics]:
-    """Count what a site does, and serve its metrics where it is configured.
-
-    Args:
-        site: which.
-        starter: of the process that serves them; None for this one.
-        address: where that process serves them.
-
-    Raises:
-        ConfigurationError: the endpoint cannot be served as configured.
-        Unavailable: its process cannot be started.
-    """
+    """Count what a site does, and serve its metrics where it is configured; arguments and errors as of
+    :func:`~veilsum_participant.telemetry.watching.watched`."""
     metrics = SiteMetrics(site)
     settings = site.config.metrics
     with ExitStack() as stack:
