@@ -21,7 +21,7 @@ from veilsum_participant.checks.datasets import dataset as check
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.formats import CHECK_FORMAT
 from veilsum_participant.data.reader import Found
-from veilsum_participant.data.sources import found_columns
+from veilsum_participant.data.sources import reader_of
 from veilsum_participant.data.table import check_found
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.query import SourceQuery
@@ -139,7 +139,7 @@ def test_keys_of_an_ndjson_record_are_no_columns(tmp_path: Path) -> None:
     asked = SourceQuery("records", "SELECT try_cast(json->>'$.age' AS DOUBLE) AS age FROM t", files={"t": path})
     for first in ({MRN: 1}, {"age": 3}, {"stay": {MRN: 2}}):
         path.write_text(json.dumps(first) + "\n")
-        assert found_columns(asked) == ["age"]
+        assert reader_of(asked).columns() == ["age"]
         check_structure(asked, schema_of(("age",)))
         with pytest.raises(DataError) as caught:
             check_structure(asked, schema_of((MRN,)))

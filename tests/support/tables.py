@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from veilsum_participant.data import load_records
+from veilsum_participant.data import CheckReport, FindingKind, load_records
+from veilsum_participant.data.quality import ColumnCells
 from veilsum_participant.data.table import Table
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
@@ -17,6 +19,25 @@ SCHEMA = DatasetSchema(
     columns=(NumberColumn(name="age", low=0, high=100), CategoryColumn(name="town", categories=("Köln", "Ulm"))),
     label=LabelColumn(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
 )
+
+
+def told(counts: Mapping[str, ColumnCells], what: str) -> dict[str, int]:
+    """One of the figures of each column."""
+    return {name: getattr(cells, what) for name, cells in counts.items()}
+
+
+def totals(report: CheckReport) -> dict[str | None, dict[FindingKind, int]]:
+    """How many places a report tells of, by column and kind."""
+    found: dict[str | None, dict[FindingKind, int]] = {}
+    for finding in report.findings:
+        found.setdefault(finding.column, {})[finding.kind] = finding.count
+    return found
+
+
+def places(report: CheckReport) -> list[tuple[int, int | None, str | None, FindingKind]]:
+    """Row, line, column and kind of each place that a report shows, in the order of rows."""
+    found = [(row, line, finding.column, finding.kind) for finding in report.findings for row, line in finding.places.items()]
+    return sorted(found, key=lambda place: place[0])
 
 
 def rows_of(table: Table) -> list[tuple[object, ...]]:
@@ -30,20 +51,19 @@ def records_of(path: Path, schema: DatasetSchema) -> list[tuple[object, ...]]:
     """Values, presence and class of each record."""
     records, counts = load_records(path, schema)
     assert records.labels is not None
-    assert counts.used == len(records)
+    assert {cells.read for cells in counts.values()} == {len(records)}
     parts = zip(records.features.tolist(), records.present.tolist(), records.labels.tolist(), strict=True)
     return [(*features, *present, label) for features, present, label in parts]
 
 
 def groups_of(path: Path, schema: DatasetSchema) -> list[tuple[object, ...]]:
     """The records of each subject, in order; subjects in any order, for their numbers mean nothing."""
-    records, counts = load_records(path, schema, "who")
+    records, _ = load_records(path, schema, "who")
     assert records.subjects is not None
     assert records.labels is not None
     groups: dict[int, list[object]] = {}
     for subject, features, label in zip(records.subjects, records.features.tolist(), records.labels, strict=True):
         groups.setdefault(int(subject), []).append((*features, int(label)))
-    assert counts.subjects == len(groups)
     return [tuple(group) for group in groups.values()]
 
 

@@ -42,7 +42,7 @@ def test_records_are_those_of_the_participants_reader(name: str, tmp_path: Path)
         records, counts = load_records(domain.train.write(tmp_path, domain.name), collection.schema)
         same(domain.train.records, records)
         assert len(records) == 30
-        assert not any(counts.invalid.values())
+        assert not any(cells.unmatched for cells in counts.values())
         assert records.labels is not None
         assert set(np.bincount(records.labels).tolist()) == ({6, 24} if name == "heart-disease" else {3})
         rows = np.array([3, 1])

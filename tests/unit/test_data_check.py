@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pydantic import SecretStr
 
+from support.tables import places, totals
 from veilsum_node.errors import DataError
 from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.data import FindingKind, check_dataset, load_records, table
-from veilsum_participant.data.check import PerPerson
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
@@ -60,8 +60,7 @@ def test_clean_file(tmp_path: Path) -> None:
     report = check_dataset(write(tmp_path, "age,sex,ill\n20,f,0\n100,m,1\n"), SCHEMA)
     assert report.ok
     assert report.records == 2
-    assert report.violations == ()
-    assert report.totals == {}
+    assert report.findings == ()
 
 
 def test_every_violation_is_placed(tmp_path: Path) -> None:
@@ -79,37 +78,36 @@ def test_every_violation_is_placed(tmp_path: Path) -> None:
         "40,f,1",  # row 8, line 11: beyond max_records = 6, since row 3 is not a record
     ]
     report = check_dataset(write(tmp_path, "\n".join(lines) + "\n"), SCHEMA)
-    places = [(violation.kind, violation.row, violation.line, violation.column) for violation in report.violations]
-    assert places == [
-        (FindingKind.NOT_A_NUMBER, 2, 4, "age"),
-        (FindingKind.BROKEN_ROW, 3, 5, None),
-        (FindingKind.OUT_OF_BOUNDS, 4, 6, "age"),
-        (FindingKind.UNKNOWN_CATEGORY, 5, 7, "sex"),
-        (FindingKind.UNKNOWN_CLASS, 6, 9, "ill"),
-        (FindingKind.MISSING, 7, 10, "age"),
-        (FindingKind.TOO_MANY_RECORDS, 8, 11, None),
+    assert places(report) == [
+        (2, 4, "age", FindingKind.NOT_A_NUMBER),
+        (3, 5, None, FindingKind.BROKEN_ROW),
+        (4, 6, "age", FindingKind.OUT_OF_BOUNDS),
+        (5, 7, "sex", FindingKind.UNKNOWN_CATEGORY),
+        (6, 9, "ill", FindingKind.UNKNOWN_CLASS),
+        (7, 10, "age", FindingKind.MISSING),
+        (8, 11, None, FindingKind.TOO_MANY_RECORDS),
     ]
     assert not report.ok
     assert report.records == 8
-    assert report.totals == {
+    assert totals(report) == {
         "age": {FindingKind.NOT_A_NUMBER: 1, FindingKind.OUT_OF_BOUNDS: 1, FindingKind.MISSING: 1},
         "sex": {FindingKind.UNKNOWN_CATEGORY: 1},
         "ill": {FindingKind.UNKNOWN_CLASS: 1},
         None: {FindingKind.BROKEN_ROW: 1, FindingKind.TOO_MANY_RECORDS: 1},
     }
-    text = str(report.violations[2])
-    assert "data.csv, row 4 (line 6), column 'age': out of bounds; expected a number in [20, 100] years" in text
-    assert "19.5" not in text
+    texts = [str(finding) for finding in report.findings]
+    assert texts[1] == "out of bounds: 1 (row 4 (line 6)); expected a number in [20, 100] years"
+    assert not any(value in text for value in ("19.5", "abc", "'x'", "'2'") for text in texts)
 
 
 def test_records_without_an_identifier_are_placed(tmp_path: Path) -> None:
     path = write(tmp_path, "who,age,sex,ill\na,30,f,0\n,40,m,1\na,50,m,1\nNA,60,f,0\n")
     report = check_dataset(path, SCHEMA, subject="who")
     assert report.ok
-    assert [(violation.row, violation.column) for violation in report.violations] == [(2, "who"), (4, "who")]
-    assert report.totals == {"who": {FindingKind.MISSING: 2}}
-    assert "counts as a person of its own" in str(report.violations[0])
-    assert check_dataset(path, SCHEMA).totals == {}
+    (finding,) = report.findings
+    assert (finding.column, finding.kind, finding.count, finding.places) == ("who", FindingKind.MISSING, 2, {2: 3, 4: 5})
+    assert "counts as a person of its own" in str(finding)
+    assert check_dataset(path, SCHEMA).findings == ()
     with pytest.raises(DataError, match="column 'patient' is missing"):
         check_dataset(path, SCHEMA, subject="patient")
 
@@ -117,30 +115,31 @@ def test_records_without_an_identifier_are_placed(tmp_path: Path) -> None:
 def test_missing_values_alone_are_ok(tmp_path: Path) -> None:
     report = check_dataset(write(tmp_path, "age,sex,ill\n,f,0\n30,,\n"), SCHEMA)
     assert report.ok
-    assert len(report.violations) == 3
+    assert len(places(report)) == 3
 
 
 def test_how_records_are_spread_over_persons(tmp_path: Path) -> None:
     path = write(tmp_path, "who,age,sex,ill\na,30,f,0\n,40,m,1\na,50,m,1\nNA,60,f,0\nb,60,f\nb,60,f,1\na,61,f,1\n")
-    assert check_dataset(path, SCHEMA, subject="who").per_person == PerPerson(persons=4, several=1, most=3)
+    spread = check_dataset(path, SCHEMA, subject="who").per_person
+    assert spread is not None
+    assert sorted(spread.tolist()) == [1, 1, 1, 3]
     assert check_dataset(path, SCHEMA).per_person is None
     empty = write(tmp_path, "who,age,sex,ill\n")
-    assert check_dataset(empty, SCHEMA, subject="who").per_person == PerPerson(persons=0, several=0, most=0)
+    nobody = check_dataset(empty, SCHEMA, subject="who").per_person
+    assert nobody is not None
+    assert len(nobody) == 0
 
 
 def test_shown_is_capped_and_totals_are_not(tmp_path: Path) -> None:
     schema = SCHEMA.model_copy(update={"max_records": 10_000})
-    report = check_dataset(write(tmp_path, "age,sex,ill\n" + "5,q,7\n" * 500), schema, shown=4)
-    assert [(violation.row, violation.line) for violation in report.violations] == [
-        (row, row + 1) for row in (1, 2, 3, 4) for _ in range(3)
-    ]
-    assert report.totals["sex"] == {FindingKind.UNKNOWN_CATEGORY: 500}
+    report = check_dataset(write(tmp_path, "age,sex,ill\n" + "5,q,7\n" * 500), schema)
+    assert [place[:2] for place in places(report)] == [(row, row + 1) for row in (1, 2, 3) for _ in range(3)]
+    assert totals(report)["sex"] == {FindingKind.UNKNOWN_CATEGORY: 500}
 
 
 def test_other_formats_have_no_lines(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", age=[30.0, 300.0], sex=["f", "m"], ill=[0, 1])
-    (violation,) = check_dataset(tmp_path / "d.npz", SCHEMA).violations
-    assert (violation.kind, violation.row, violation.line) == (FindingKind.OUT_OF_BOUNDS, 2, None)
+    assert places(check_dataset(tmp_path / "d.npz", SCHEMA)) == [(2, None, "age", FindingKind.OUT_OF_BOUNDS)]
 
 
 ROOT = Path(__file__).parents[2]
@@ -155,14 +154,13 @@ def test_heart_disease(name: str, rows: int) -> None:
     lines = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
     records, counts = load_records(path, schema)
     assert len(records) == rows == len(lines)
-    assert counts.broken == 0
-    assert not any(counts.invalid.values())
+    assert not any(cells.unmatched for cells in counts.values())
     assert records.present.all()
     np.testing.assert_array_equal(records.labels, [int(float(line[-1]) > 0) for line in lines])
     np.testing.assert_allclose(records.features[:, 0], [(float(line[0]) - 55) / 35 for line in lines], atol=1e-12)
     report = check_dataset(path, schema)
-    assert {kind for kinds in report.totals.values() for kind in kinds} <= {FindingKind.MISSING, FindingKind.OUT_OF_BOUNDS}
-    assert report.totals["chol"].get(FindingKind.MISSING, 0) == sum(line[4] in ("?", "-9") for line in lines)
+    assert {finding.kind for finding in report.findings} <= {FindingKind.MISSING, FindingKind.OUT_OF_BOUNDS}
+    assert totals(report)["chol"].get(FindingKind.MISSING, 0) == sum(line[4] in ("?", "-9") for line in lines)
 
 
 def test_a_query_of_misses_on_any_database(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.federation import schema_of, write_records
+from support.tables import told, totals
 from veilsum_node.errors import DataError
-from veilsum_participant.data import check_dataset, csv_files, load_records
+from veilsum_participant.data import FindingKind, check_dataset, csv_files, load_records
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.sources import read_table
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
@@ -48,11 +49,10 @@ def test_csv_is_scaled_clamped_imputed_and_counted(tmp_path: Path) -> None:
     assert records.present[:, 1:].all()
     assert records.labels is not None
     np.testing.assert_array_equal(records.labels, [0, 1, -1, 1])
-    assert counts.used == 4
-    assert counts.clamped == {"age": 1, "chol": 0}
-    assert counts.invalid == {"age": 0, "sex": 1, "chol": 1, "num": 1}
-    assert counts.missing == {"age": 1, "sex": 1, "chol": 1, "num": 0}
-    assert counts.imputed == {"sex": 2, "chol": 2}
+    assert told(counts, "read") == {"age": 4, "sex": 4, "chol": 4, "num": 4}
+    assert told(counts, "outside") == {"age": 1, "sex": 0, "chol": 0, "num": 0}
+    assert told(counts, "unmatched") == {"age": 0, "sex": 1, "chol": 1, "num": 1}
+    assert told(counts, "missing") == {"age": 1, "sex": 1, "chol": 1, "num": 0}
 
 
 def test_formats_agree(tmp_path: Path) -> None:
@@ -87,16 +87,17 @@ def test_parquet_types(tmp_path: Path) -> None:
     records, counts = load_records(tmp_path / "t.parquet", SCHEMA)
     np.testing.assert_array_equal(records.features[:, 1:3], [[0, 1], [1, 0], [0, 1]])
     np.testing.assert_array_equal(records.labels, [-1, -1, -1])
-    assert counts.missing == {"age": 1, "sex": 1, "chol": 1, "num": 3}
-    assert counts.invalid["chol"] == 1
+    assert told(counts, "missing") == {"age": 1, "sex": 1, "chol": 1, "num": 3}
+    assert counts["chol"].unmatched == 1
 
 
 def test_without_header(tmp_path: Path) -> None:
     schema = SCHEMA.model_copy(update={"header": False, "order": ("age", "sex", "chol", "num", "rest")})
     records, _ = load_records(write(tmp_path, "60,0,300,0,a\n60,1,300,1,b\n"), schema)
     np.testing.assert_array_equal(records.features, [[0, 1, 0, 0], [0, 0, 1, 0]])
-    records, counts = load_records(write(tmp_path, "60,0,300,0\n"), schema)
-    assert (len(records), counts.broken) == (0, 1)
+    report = check_dataset(write(tmp_path, "60,0,300,0\n"), schema)
+    assert (report.records, totals(report)) == (1, {None: {FindingKind.BROKEN_ROW: 1}})
+    assert len(load_records(tmp_path / "data.csv", schema)[0]) == 0
     assert len(load_records(write(tmp_path, ""), schema)[0]) == 0
     with pytest.raises(DataError, match="column 'who' is missing"):
         load_records(write(tmp_path, ""), schema, subject="who")
@@ -106,8 +107,9 @@ def test_without_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_byte_order_mark_line_ends_and_blank_lines(tmp_path: Path, prefix: bytes, end: bytes) -> None:
     data = prefix + end.join([b"age,sex,chol,num", b"60,0,300,0", b"", b"60,1,300,1", b"", b""])
-    records, counts = load_records(write(tmp_path, data), SCHEMA)
-    assert len(records) == counts.used == 2
+    records, _ = load_records(write(tmp_path, data), SCHEMA)
+    assert len(records) == 2
+    assert check_dataset(tmp_path / "data.csv", SCHEMA).ok
     np.testing.assert_array_equal(records.labels, [0, 1])
 
 
@@ -117,22 +119,23 @@ def test_latin_1_does_not_cost_a_record(tmp_path: Path) -> None:
     for encoding in ("utf-8", "latin-1"):
         records, counts = load_records(write(tmp_path, "ort\nKöln\nUlm\n".encode(encoding)), schema)
         np.testing.assert_array_equal(records.features, [[1, 0], [0, 1]])
-        assert counts.invalid == {"ort": 0}
+        assert told(counts, "unmatched") == {"ort": 0}
 
 
 def test_rows_with_too_few_or_too_many_cells_are_left_out(tmp_path: Path) -> None:
-    records, counts = load_records(write(tmp_path, "age,sex,chol,num\n60,0,300,0\n1,2\n1,2,3,4,5\n60,1,300,1\n"), SCHEMA)
+    path = write(tmp_path, "age,sex,chol,num\n60,0,300,0\n1,2\n1,2,3,4,5\n60,1,300,1\n")
+    records, _ = load_records(path, SCHEMA)
     assert len(records) == 2
-    assert counts.broken == 2
+    assert totals(check_dataset(path, SCHEMA)) == {None: {FindingKind.BROKEN_ROW: 2}}
 
 
 def test_records_beyond_max_records_are_used_and_counted(tmp_path: Path) -> None:
     """To leave them out would let one more record at the head of the file push another one out: a change by two."""
     schema = SCHEMA.model_copy(update={"max_records": 2})
-    records, counts = load_records(write(tmp_path, CSV), schema)
-    assert len(records) == counts.used == 4
-    assert counts.excess == 2
-    assert load_records(write(tmp_path, CSV), SCHEMA)[1].excess == 0
+    records, _ = load_records(write(tmp_path, CSV), schema)
+    assert len(records) == 4
+    assert totals(check_dataset(tmp_path / "data.csv", schema))[None] == {FindingKind.TOO_MANY_RECORDS: 2}
+    assert None not in totals(check_dataset(tmp_path / "data.csv", SCHEMA))
 
 
 def test_empty_table_has_no_records(tmp_path: Path) -> None:
@@ -144,9 +147,9 @@ def test_numeric_code_for_missing(tmp_path: Path) -> None:
     schema = SCHEMA.model_copy(update={"missing": ("-9",)})
     path = write(tmp_path, "age,sex,chol,num\n-9,-9,-9.0,-9\n60,0,NaN,0\ninf,0,1e3,0\n")
     records, counts = load_records(path, schema)
-    assert counts.missing == {"age": 1, "sex": 1, "chol": 2, "num": 1}
-    assert counts.invalid["age"] == 1
-    assert counts.clamped == {"age": 0, "chol": 1}
+    assert told(counts, "missing") == {"age": 1, "sex": 1, "chol": 2, "num": 1}
+    assert counts["age"].unmatched == 1
+    assert told(counts, "outside") == {"age": 0, "sex": 0, "chol": 1, "num": 0}
     assert not records.present[0, 0]
 
 
@@ -272,26 +275,25 @@ def ages(records: Records) -> list[int]:
 
 
 def test_records_are_sorted_by_subject(tmp_path: Path) -> None:
-    records, counts = load_records(write(tmp_path, SUBJECTS), SCHEMA, subject="who")
+    records, _ = load_records(write(tmp_path, SUBJECTS), SCHEMA, subject="who")
     assert records.subjects is not None
     assert list(zip(records.subjects.tolist(), ages(records), strict=True)) == [
         (0, 60), (0, 63), (1, 61), (2, 65), (3, 66), (4, 62), (5, 64),
     ]  # fmt: skip
     np.testing.assert_array_equal(records.labels, [0, 1, 0, 0, 0, 1, 0])
-    assert (counts.subjects, counts.unidentified) == (6, 2)
-    plain, counts = load_records(write(tmp_path, SUBJECTS), SCHEMA)
+    assert totals(check_dataset(tmp_path / "data.csv", SCHEMA, subject="who")) == {"who": {FindingKind.MISSING: 2}}
+    plain, _ = load_records(write(tmp_path, SUBJECTS), SCHEMA)
     assert plain.subjects is None
     assert ages(plain) == [60, 61, 62, 63, 64, 65, 66]
-    assert (counts.subjects, counts.unidentified) == (None, 0)
 
 
 def test_a_study_cannot_declare_an_identifier_missing(tmp_path: Path) -> None:
     """Its schema comes from the analyst: a person called missing would count once for each of its records."""
     schema = SCHEMA.model_copy(update={"missing": ("b", "a", "7")})
-    records, counts = load_records(write(tmp_path, SUBJECTS), schema, subject="who")
+    records, _ = load_records(write(tmp_path, SUBJECTS), schema, subject="who")
     assert records.subjects is not None
     assert records.subjects.tolist() == [0, 0, 1, 2, 3, 4, 5]
-    assert counts.unidentified == 2
+    assert totals(check_dataset(tmp_path / "data.csv", schema, subject="who"))["who"] == {FindingKind.MISSING: 2}
 
 
 def test_subjects_in_all_formats(tmp_path: Path) -> None:
@@ -308,11 +310,12 @@ def test_subjects_in_all_formats(tmp_path: Path) -> None:
     write(tmp_path, "".join(lines), "headless.csv")
     headless = SCHEMA.model_copy(update={"header": False, "order": ("who", "age", "sex", "chol", "num")})
     for name in ("n.npz", "t.npz", "xy.npz", "i.parquet", "d.parquet", "c.csv", "headless.csv"):
-        records, counts = load_records(tmp_path / name, headless if name == "headless.csv" else SCHEMA, subject="who")
+        schema = headless if name == "headless.csv" else SCHEMA
+        records, _ = load_records(tmp_path / name, schema, subject="who")
         assert records.subjects is not None
         assert records.subjects.tolist() == [0, 0, 1, 2], f"{name}: long numbers must not run together"
         assert ages(records) == [60, 62, 61, 63]
-        assert counts.unidentified == 0
+        assert "who" not in totals(check_dataset(tmp_path / name, schema, subject="who"))
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_missing_text_comes_before_a_category_of_its_number(tmp_path: Path) ->
     place = {column.name: place for column, place in schema.places()}["c"]
     assert found.features[:, place].argmax(axis=1)[:1].tolist() == [0]
     assert found.present[:, place].any(axis=1).tolist() == [True, False, True, False, False, False, False]
-    assert (counts.missing["c"], counts.invalid["c"]) == (4, 1)
+    assert (counts["c"].missing, counts["c"].unmatched) == (4, 1)
 
 
 INTEGERS = [pa.int8(), pa.int64(), pa.uint16(), pa.float32(), pa.float64(), pa.float16(), pa.decimal128(5, 2)]
@@ -125,7 +125,7 @@ def test_decimals_are_what_they_say(tmp_path: Path, kind: Any, form: str) -> Non
     path, schema = written(tmp_path / "records", cells, form, numbers=cells), schema_of(texts, missing=["9.990"])
     assert codes_of(path, schema) == [*range(256), -1]
     records, counts = load_records(path, schema)
-    assert (counts.missing["n"], counts.missing["c"], counts.invalid["c"]) == (1, 1, 0)
+    assert (counts["n"].missing, counts["c"].missing, counts["c"].unmatched) == (1, 1, 0)
     np.testing.assert_allclose(records.features[:256, 0], np.array(numbers[:256]) / 1000, atol=1e-15)
 
 
@@ -153,7 +153,7 @@ def test_booleans_match_the_usual_spellings(tmp_path: Path, spelled: tuple[str, 
 
 def test_booleans_that_a_schema_does_not_name_are_told_of(tmp_path: Path) -> None:
     _, counts = load_records(written(tmp_path / "records", pa.array([True, None]), "parquet"), schema_of(["sick", "well"]))
-    assert (counts.invalid["c"], counts.missing["c"]) == (1, 1)
+    assert (counts["c"].unmatched, counts["c"].missing) == (1, 1)
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])

@@ -18,8 +18,10 @@ from support.tables import (
     assert_one_group_changed,
     assert_one_more,
     groups_of,
+    places,
     records_of,
     rows_of,
+    totals,
     trimmed,
 )
 from veilsum_node.errors import DataError
@@ -173,14 +175,15 @@ def test_a_quotation_mark_left_open_costs_its_own_line(tmp_path: Path) -> None:
     assert table.subjects.to_pylist() == ["a", "c", 'e"']
     assert table.broken == {2: Fault.QUOTE, 4: Fault.CELLS}
     report = check_dataset(path, SCHEMA)
-    assert [(found.kind, found.row, found.line) for found in report.violations] == [
-        (FindingKind.OPEN_QUOTE, 2, 4),
-        (FindingKind.BROKEN_ROW, 4, 6),
-        (FindingKind.UNKNOWN_CATEGORY, 5, 7),
+    assert places(report) == [
+        (2, 4, None, FindingKind.OPEN_QUOTE),
+        (4, 6, None, FindingKind.BROKEN_ROW),
+        (5, 7, "town", FindingKind.UNKNOWN_CATEGORY),
     ]
-    assert report.totals[None] == {FindingKind.OPEN_QUOTE: 1, FindingKind.BROKEN_ROW: 1}
-    assert "cannot reach beyond its line" in report.violations[0].expected
-    assert "Parquet" in report.violations[0].expected
+    assert totals(report)[None] == {FindingKind.OPEN_QUOTE: 1, FindingKind.BROKEN_ROW: 1}
+    (expected,) = (finding.expected for finding in report.findings if finding.kind == FindingKind.OPEN_QUOTE)
+    assert "cannot reach beyond its line" in expected
+    assert "Parquet" in expected
 
 
 def test_a_long_first_record_is_a_record(tmp_path: Path) -> None:
@@ -202,7 +205,7 @@ def test_a_line_without_end_costs_itself(tmp_path: Path, monkeypatch: pytest.Mon
         table = read_table(path, HEADLESS)
         assert table.columns["age"].to_pylist() == ["30", "31", "32"]
         assert table.broken == {3: Fault.LENGTH, 5: Fault.LENGTH}
-    assert check_dataset(path, HEADLESS).totals[None] == {FindingKind.LONG_LINE: 2}
+    assert totals(check_dataset(path, HEADLESS))[None] == {FindingKind.LONG_LINE: 2}
     assert split_line(b'"' * lines.MAX_LINE) == [b'"' * (lines.MAX_LINE // 2 - 1)]
 
 

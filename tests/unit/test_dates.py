@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from support.tables import told
 from veilsum_participant.data.check import check_dataset
 from veilsum_participant.data.encode import load_records
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn
@@ -45,10 +46,10 @@ def test_dates_become_days(tmp_path: Path) -> None:
     expected = [[31, 0], [np.nan, 0], [np.nan, 60], [0, 1], [np.nan, np.nan], [366, 1154]]
     np.testing.assert_allclose(days(path), expected)
     _, counts = load_records(path, SCHEMA)
-    assert (counts.invalid, counts.missing, counts.clamped) == (
-        {"death": 1, "admitted": 0}, {"death": 2, "admitted": 1}, {"death": 1, "admitted": 0},
-    )  # fmt: skip
-    assert "a date after so many days" in str(check_dataset(path, SCHEMA).violations)
+    assert told(counts, "unmatched") == {"death": 1, "admitted": 0}
+    assert told(counts, "missing") == {"death": 2, "admitted": 1}
+    assert told(counts, "outside") == {"death": 1, "admitted": 0}
+    assert "a date after so many days" in str(check_dataset(path, SCHEMA).findings)
 
 
 def test_a_date_is_read_the_same_beside_any_other(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_what_is_no_one_day_is_none(tmp_path: Path, tail: str) -> None:
     """Its first ten letters alone would be a day that the cell does not say; a space behind a day says nothing."""
     (tmp_path / "d.csv").write_text(f'death,admitted\n"{DAY}{tail}",2024-02-28\n')
     found, counts = load_records(tmp_path / "d.csv", SCHEMA)
-    assert (found.present[0].tolist(), counts.invalid["death"]) == ([not tail.strip(), True], int(bool(tail.strip())))
+    assert (found.present[0].tolist(), counts["death"].unmatched) == ([not tail.strip(), True], int(bool(tail.strip())))
 
 
 ASKED = """

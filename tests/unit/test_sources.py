@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -108,8 +109,8 @@ def test_a_query_joins_files_and_yields_what_one_file_holds(tmp_path: Path) -> N
     query = joined(tmp_path, rows)
     check_structure(query, SCHEMA, subject="who")
     assert sorted(groups_of(query, SCHEMA)) == sorted(groups_of(tmp_path / "whole.parquet", SCHEMA))
-    records, counts = load_records(query, SCHEMA, "who")
-    assert (len(records), counts.subjects) == (3, 2)
+    records, _ = load_records(query, SCHEMA, "who")
+    assert (len(records), len(np.unique(records.subjects))) == (3, 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [[], ROWS, [("", 'x"', "\x00", "?")], [("p", 1e400, "a", {"b": 1})] * 3])

@@ -8,10 +8,11 @@ from decimal import Decimal
 from veilsum_node.phrases import counted
 from veilsum_node.process.check import Check, CheckOutcome
 from veilsum_node.telemetry.logs import printable
-from veilsum_participant.data import CheckReport, FindingKind, check_dataset
-from veilsum_participant.data.check import AGREED
+from veilsum_participant.data import FindingKind, check_dataset
+from veilsum_participant.data.check import AGREED, Finding
+from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.data.sources import asked_query, check_derived, found_columns, query_rows, reader_of
+from veilsum_participant.data.sources import asked_query, check_derived, query_rows, reader_of
 from veilsum_participant.data.table import require_columns
 from veilsum_participant.settings.dataset_config import MISSES, DatasetConfig, named_in_records
 from veilsum_participant.settings.query import Derived, Source, SourceQuery, TextFile, is_document, is_json
@@ -42,7 +43,10 @@ def dataset(
     report = check_dataset(source, schema, subject=offered.subject, header=offered.header, most_records=offered.most_records)
     yield from _stated(label, offered, schema.file_columns)
     columns = {column.name for column in schema.columns} | ({schema.label.column} if schema.label else set())
-    clean = f"{len(columns - set(report.totals))} of {counted(len(columns), 'column')} as the schema says"
+    wrong: dict[str | None, list[Finding]] = {}
+    for finding in report.findings:
+        wrong.setdefault(finding.column, []).append(finding)
+    clean = f"{len(columns - set(wrong))} of {counted(len(columns), 'column')} as the schema says"
     detail = f"{counted(report.records, 'record')}; {clean}"
     if not report.records:
         advice = "Is it the right file? Of a query, look at what it leaves aside."
@@ -64,11 +68,12 @@ def dataset(
         told = f"{unread:,} of {counted(report.records, 'record')} have no {what}: {why}"
         yield Check(label, CheckOutcome.WARNING, told, f"All {what} of these records count as missing.")
     derived = set(offered.derived)
-    for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
+    for column, found in wrong.items():  # a line each: of a wide file an operator reads what needs a look
+        kinds = {finding.kind: finding.count for finding in found}
         if column in derived and kinds == {FindingKind.MISSING: unread}:
             continue
         known = all(kind in AGREED for kind in kinds)  # what becomes of it was agreed
-        told = "; ".join(_finding(report, column, kind) for kind in kinds)
+        told = "; ".join(map(str, found))
         where = "whole rows" if column is None else f"column {column!r}"
         odd = next((cells.texts for cells in report.cells if cells.column == column), Counter())
         if odd and texts:
@@ -87,10 +92,10 @@ def dataset(
         share = f"{schema.max_records:,} of {offered.most_records:,}"
         yield Check(label, CheckOutcome.OK, f"most_records is above the schema's max_records: its sums count for {share}")
     if (spread := report.per_person) is not None:
-        several = f"{spread.several:,} of them with several records, {spread.most:,} at most"
+        several = int((spread > 1).sum())
         advice = 'A study with privacy.unit = "record" protects each of them by itself; "subject" protects the person.'
-        told = f"{counted(spread.persons, 'person')}, {several}"
-        yield Check(label, CheckOutcome.OK, told, advice if spread.several else "")
+        told = f"{counted(len(spread), 'person')}, {several:,} of them with several records, {spread.max(initial=0):,} at most"
+        yield Check(label, CheckOutcome.OK, told, advice if several else "")
 
 
 def _values_of_json(label: str, offered: DatasetConfig) -> Iterator[Check]:
@@ -158,7 +163,8 @@ def _whole(value: object) -> int | None:
 
 def _shown(label: str, source: Source, offered: DatasetConfig) -> Check:
     """The columns as they stand in the data, as a line of participant.toml."""
-    names = found_columns(source, header=offered.header)
+    reader = reader_of(source)
+    names = reader.columns() if offered.header or not isinstance(reader, CsvReader) else None
     if names is None:
         return Check(label, CheckOutcome.OK, "its columns have no names of their own")
     line = f"columns = [{', '.join(map(_toml_text, names))}]"
@@ -200,11 +206,3 @@ def _there(label: str, source: Source, offered: DatasetConfig) -> Check:
     if file_parts(source.file if isinstance(source, TextFile) else source):
         return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
     return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")
-
-
-def _finding(report: CheckReport, column: str | None, kind: FindingKind) -> str:
-    """How often a fault is in a column, where it is first, and what is expected there."""
-    count = report.totals[column][kind]
-    places = [item for item in report.violations if (item.column, item.kind) == (column, kind)]
-    where = ", ".join(item.place for item in places) + (", ..." if len(places) < count else "")
-    return f"{kind}: {count:,} ({where}); {places[0].expected}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +24,9 @@ from veilsum_node.spreadsheets import defused, line
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
-from veilsum_participant.data.encode import LocalCounts, encode_tables
+from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.encoders import find_encoder
+from veilsum_participant.data.quality import ColumnCells
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.results.result import MANIFEST, load_result
@@ -85,13 +86,15 @@ class Sheet:
     Attributes:
         records: with labels where the file tells the classes.
         rows: (n,) the records' 1-based data rows in the file; rows with a wrong number of cells are left out.
-        counts: what was mended in it.
+        broken: how many rows of the file are left out.
+        cells: what was found in its columns.
         unlabelled: why no labels were read; None where they were.
     """
 
     records: Records
     rows: Integers
-    counts: LocalCounts
+    broken: int
+    cells: Sequence[ColumnCells]
     unlabelled: str | None
 
 
@@ -172,8 +175,8 @@ def read_sheet(source: Source, schema: DatasetSchema) -> Sheet:
         schema = schema.model_copy(update={"label": None})
         table = read_table(source, schema)  # raises again if it was not for the label
         reason = str(error)
-    records, counts = encode_tables([table], schema)
-    return Sheet(records, table.row_numbers(), counts, reason)
+    records, cells = encode_tables([table], schema)
+    return Sheet(records, table.row_numbers(), len(table.broken), list(cells.values()), reason)
 
 
 def aligned(
@@ -265,17 +268,16 @@ def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> N
 def about(values: Floats, sheet: Sheet, out: Path, site: str | None) -> dict[str, Any]:
     """What was read and written; ``left_out`` counts records without features."""
     known = int(np.isfinite(values).all(axis=1).sum())
-    counts = sheet.counts
     return {
         "written": str(out),
         "site": site,
         "records": len(sheet.records),
         "predicted": known,
         "left_out": len(values) - known,
-        "broken_rows": counts.broken,
-        "invalid_cells": sum(counts.invalid.values()),
-        "missing_cells": sum(counts.missing.values()),
-        "clamped_cells": sum(counts.clamped.values()),
+        "broken_rows": sheet.broken,
+        "invalid_cells": sum(cells.unmatched for cells in sheet.cells),
+        "missing_cells": sum(cells.missing for cells in sheet.cells),
+        "clamped_cells": sum(cells.outside for cells in sheet.cells),
     }
 
 

@@ -50,7 +50,7 @@ def evaluate_result(
         "left_out": {
             "without_class": int((~labelled).sum()),
             "without_features": int((labelled & ~scored).sum()),
-            "broken_rows": sheet.counts.broken,
+            "broken_rows": sheet.broken,
         },
         **measure(scores[used], sheet.records.labels[used], model.schema.classes, model.classes),
     }

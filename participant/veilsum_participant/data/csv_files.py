@@ -50,11 +50,6 @@ class CsvReader(FileReader):
         return "" if self._names is not None else self.declared() or _FIRST_LINE
 
     def declared(self) -> str:
-        """What its owner had better declare, by its first line; empty where nothing stands out.
-
-        Raises:
-            DataError: it cannot be read.
-        """
         with readable(self._file):
             with open_file(self._stored()) as raw:
                 head = raw.read(HEAD)

@@ -6,15 +6,15 @@ the schema's public impute or marked absent. How often that happened is counted 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_table
+from veilsum_participant.data.quality import ColumnCells
 from veilsum_participant.data.sources import opened, tried
 from veilsum_participant.data.subjects import number_parts
 from veilsum_participant.data.table import Table
@@ -23,37 +23,10 @@ from veilsum_privacy.mechanism.records import Records, join_batches
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 
 
-@dataclass
-class LocalCounts:
-    """What was mended in a site's data; stays at the site.
-
-    Attributes:
-        used: records used.
-        excess: how many more these are than the schema's ``max_records``.
-        broken: lines of a CSV file that do not make records, such as those with too few or too many cells, and are not used.
-        clamped: by column, numbers outside their bounds.
-        invalid: by column, cells that do not hold a number, category or class.
-        missing: by column, cells without a value.
-        imputed: by column, cells that took the public impute.
-        subjects: how many subjects the records are of, where the site named the column that tells.
-        unidentified: records without an identifier; each is a subject of its own.
-    """
-
-    used: int = 0
-    excess: int = 0
-    broken: int = 0
-    clamped: Counter[str] = field(default_factory=Counter)
-    invalid: Counter[str] = field(default_factory=Counter)
-    missing: Counter[str] = field(default_factory=Counter)
-    imputed: Counter[str] = field(default_factory=Counter)
-    subjects: int | None = None
-    unidentified: int = 0
-
-
 @tried
 def load_records(
     source: Source, schema: DatasetSchema, subject: str | None = None, *, header: bool | None = None
-) -> tuple[Records, LocalCounts]:
+) -> tuple[Records, dict[str, ColumnCells]]:
     """Read a file, or a query, into records; with ``subject``, the column that tells whose record each is, sorted by subject.
 
     Records beyond ``schema.max_records`` are used as well. Were only the first of the file used, one more record at its head
@@ -70,46 +43,39 @@ def load_records(
         return encode_tables(tables.read(), schema)
 
 
-def encode_tables(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Records, LocalCounts]:
+def encode_tables(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Records, dict[str, ColumnCells]]:
     """The records of a source's tables, as :func:`load_records` has them: texts are let go with each table."""
-    parts, identifiers, counts = list[Records](), list[Any](), LocalCounts()
+    parts, identifiers, found = list[Records](), list[Any](), dict[str, ColumnCells]()
     for table in tables:
-        parts.append(encode_table(table, schema, counts))
+        parts.append(encode_table(table, schema, found))
         if table.subjects is not None:
             identifiers.append(table.subjects)
-    counts.excess = max(0, counts.used - schema.max_records)
     records = join_batches(parts)
-    if not identifiers:
-        return records, counts
-    subjects, missing = number_parts(identifiers)
-    counts.subjects, counts.unidentified = len(np.unique(subjects)), int(missing.sum())
-    order = np.argsort(subjects, kind="stable")  # those of one subject keep their order
-    return replace(records.take(order), subjects=subjects[order]), counts
+    if identifiers:
+        subjects, _ = number_parts(identifiers)
+        order = np.argsort(subjects, kind="stable")  # those of one subject keep their order
+        records = replace(records.take(order), subjects=subjects[order])
+    return records, found
 
 
-def encode_table(table: Table, schema: DatasetSchema, counts: LocalCounts | None = None) -> Records:
-    """The records of a table in its order, without subjects; ``counts`` is added to."""
-    counts = LocalCounts() if counts is None else counts
-    counts.used += table.rows
-    counts.broken += len(table.broken)
+def encode_table(table: Table, schema: DatasetSchema, found: dict[str, ColumnCells] | None = None) -> Records:
+    """The records of a table in its order, without subjects; what is ``found`` of its cells is added to, by column."""
     features, labels = np.zeros((table.rows, schema.width)), None
     present = np.zeros((table.rows, schema.width), dtype=np.bool_)
     places = iter(schema.places())
     for cells in judge_table(table.columns, schema):
-        counts.missing[cells.name] += int(np.count_nonzero(cells.missing))
-        counts.invalid[cells.name] += int(np.count_nonzero(cells.invalid))
+        if found is not None:
+            found.setdefault(cells.name, ColumnCells(cells.name)).add(cells)
         values, column, known = cells.values, cells.column, ~(cells.missing | cells.invalid)
         if column is None:
             labels = values
             continue
         _, place = next(places)
         if column.impute is not None:
-            counts.imputed[cells.name] += int(np.count_nonzero(~known))
             impute = column.categories.index(column.impute) if isinstance(column.impute, str) else column.impute
             values = np.where(known, values, impute)
             known = np.ones_like(known)
         if isinstance(column, NumberColumn):
-            counts.clamped[cells.name] += int(np.count_nonzero(cells.outside))
             features[:, place] = np.where(known, scale(np.where(known, values, column.low), column), 0.0)[:, None]
         else:
             features[:, place] = values[:, None] == np.arange(column.width)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from veilsum_participant.data.cells import judge_table
+from veilsum_participant.data.cells import JudgedColumn, judge_table
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.table import Table
 from veilsum_participant.settings.query import Source
@@ -38,6 +40,16 @@ class ColumnCells:
     unmatched: int = 0
     texts: Counter[str] = field(default_factory=Counter, repr=False)
 
+    def add(self, judged: JudgedColumn, array: Any = None) -> None:
+        """Count some cells of the column; their ``texts`` too, where the ``array`` that they were judged by is given."""
+        self.read += len(judged.values)
+        self.missing += int(np.count_nonzero(judged.missing))
+        self.outside += int(np.count_nonzero(judged.outside))
+        self.unmatched += int(np.count_nonzero(judged.invalid))
+        if array is not None and judged.invalid.any():
+            told = pc.cast(array.filter(pa.array(judged.invalid)), pa.large_string()).value_counts().to_pylist()
+            self.texts.update({str(item["values"]): item["counts"] for item in told})
+
     @property
     def share(self) -> float:
         """Which share of cells with a value is unmatched."""
@@ -50,15 +62,8 @@ def count_cells(tables: Iterable[Table], schema: DatasetSchema, *, texts: bool =
     found: dict[str, ColumnCells] = {}
     for table in tables:
         for judged in judge_table(table.columns, schema):
-            cells = found.setdefault(judged.name, ColumnCells(judged.name))
-            cells.read += table.rows
-            cells.missing += int(judged.missing.sum())
-            cells.outside += int(judged.outside.sum())
-            cells.unmatched += int(judged.invalid.sum())
-            if texts and judged.invalid.any():
-                odd = table.columns[judged.source].filter(pa.array(judged.invalid))
-                told = pc.cast(odd, pa.large_string()).value_counts().to_pylist()
-                cells.texts.update({str(item["values"]): item["counts"] for item in told})
+            array = table.columns[judged.source] if texts else None
+            found.setdefault(judged.name, ColumnCells(judged.name)).add(judged, array)
     return list(found.values())
 
 

@@ -117,6 +117,10 @@ class Reader(ABC):
         """On which line of a file of text each of some records stands, both counted from 1; none of other sources."""
         return {}
 
+    def declared(self) -> str:
+        """What the owner of a file of text had better declare, by its first line; empty where nothing stands out."""
+        return ""
+
 
 class FileReader(Reader, OpenRows):
     """Reads a file, or several, whose rows keep their order."""

@@ -9,7 +9,7 @@ runs, and no column is kept but the schema's and the one that tells subjects apa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -69,7 +69,7 @@ def check_structure(
     subject: str | None = None,
     header: bool | None = None,
     columns: Sequence[str] = (),
-) -> None:
+) -> Reader:
     """Check that a source can be read under a schema, by its structure alone; no record is read, and none changes the outcome.
 
     That is, of a CSV file its first line if it names the columns, else nothing but that the file is there; of a Parquet file
@@ -84,6 +84,9 @@ def check_structure(
         columns: all that the owner says that a CSV file's first line, or a query, names: what is wrong with these is wrong for
             every study, whatever columns it asks for.
 
+    Returns:
+        What reads it.
+
     Raises:
         DataError: the file or a column is missing, of a type that holds neither numbers nor texts, or not in the format;
             schema and owner differ about a CSV file's first line; or the database does not accept the query.
@@ -92,12 +95,6 @@ def check_structure(
     """
     if isinstance(source, Derived):
         check_derived(source)
-    _checked(source, schema, subject, header, columns)
-
-
-def _checked(
-    source: Source, schema: DatasetSchema, subject: str | None, header: bool | None, columns: Sequence[str] = ()
-) -> Reader:
     own = _beside_derived(source, schema) if isinstance(source, Derived) else schema
     reader = reader_of(source, own, subject)
     if isinstance(reader, CsvReader) and header not in (None, schema.header):
@@ -106,27 +103,6 @@ def _checked(
     stated = columns if isinstance(reader, CsvReader) or asked_query(source) is not None else ()
     check_found(source, reader.layout(), own, subject, stated)
     return reader
-
-
-def found_columns(source: Source, *, header: bool = True) -> list[str] | None:
-    """The names of a source's columns as they stand there, for its owner's eyes alone; None where it has none of its own.
-
-    Raises:
-        DataError, Unavailable, ConfigurationError: as :func:`check_structure`.
-    """
-    reader = reader_of(source)
-    return reader.columns() if header or not isinstance(reader, CsvReader) else None
-
-
-def found_lines(source: Source, schema: DatasetSchema, rows: Collection[int]) -> dict[int, int]:
-    """On which line of a CSV file each of some data rows stands, both counted from 1; none of other sources."""
-    return reader_of(source, schema).lines(rows)
-
-
-def found_advice(source: Source, schema: DatasetSchema) -> str:
-    """What the owner of a CSV file had better declare of it, by its first line; empty where nothing stands out."""
-    reader = reader_of(source, schema)
-    return reader.declared() if isinstance(reader, CsvReader) else ""
 
 
 @dataclass(frozen=True)
@@ -194,7 +170,7 @@ def opened(
             damaged, or the query fails.
     """
     query = asked_query(source) is not None
-    reader = reader_of(source, schema, subject) if query else _checked(source, schema, subject, header)
+    reader = reader_of(source, schema, subject) if query else check_structure(source, schema, subject=subject, header=header)
     with reader.opened() as rows:
         yield SourceTables(source, rows, schema, subject)
 
