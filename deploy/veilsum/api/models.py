@@ -18,7 +18,7 @@ from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.data import typed
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.reader import SourcePart
-from veilsum_participant.data.table import check_texts, coded_columns, named_texts, typed_table
+from veilsum_participant.data.table import check_texts, named_texts, typed_table
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
@@ -130,14 +130,14 @@ def encode_frame(frame: Any, schema: DatasetSchema) -> Records:
     Raises:
         DataError: a column is missing, or holds neither numbers nor texts.
     """
-    texts, coded = named_texts(schema), coded_columns(schema)
+    texts = named_texts(schema)
     table = as_table(frame, "X")
     for name in schema.file_columns:
         column_values(table, name, "X")
         kind = table[name].type
         if not (typed.readable(kind) or typed.is_date(kind)):
             raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
-        check_texts("X", name, typed.plain(kind), texts.get(name, ()), coded=name in coded)
+        check_texts("X", name, typed.plain(kind), texts.get(name))
     return encode_table(typed_table(SourcePart(table), schema), schema)
 
 

@@ -140,7 +140,7 @@ class Model:
             )
         move = self._alignment(site, kept, noise_std)
         skip = self.recipe.missing_rule == "skip"
-        whole = _all(records.present) if skip else np.ones(len(records), dtype=np.bool_)
+        whole = records.present.all(axis=1) if skip else np.ones(len(records), dtype=np.bool_)
         x = np.where(records.present & whole[:, None], records.features, 0.0)
         if isinstance(self.recipe.encoder, ProjectionArrays):
             named = self.recipe.encoder
@@ -150,7 +150,7 @@ class Model:
         elif self.program is not None:
             x = self.program(x)
         if move is not None:
-            finite = _all(np.isfinite(x))
+            finite = np.isfinite(x).all(axis=1)
             whole &= finite
             x = move(np.where(finite[:, None], x, 0.0), records.present)
         return cast(Floats, np.where(whole[:, None], x, np.nan))
@@ -219,12 +219,12 @@ class Model:
         if made is None:
             raise Misuse("This result says nothing that a new site could be aligned by.", "Run its study again.")
         x = replace(self, recipe=replace(self.recipe, alignment=None)).features(records)
-        known = _all(np.isfinite(x))
+        known = np.isfinite(x).all(axis=1)
         if not known.any():
             raise DataError("No record has features to align the site by.", "Give records with all columns.")
         reference = {name: self.arrays[array] for name, array in made.reference.items()}
         if not reference:
-            return replace(self, aligned=_stay)
+            return replace(self, aligned=lambda x, present: x)
         with raising(_UNFIT, on=(KeyError, ValueError, ArithmeticError)):
             if made.kind == "moments":
                 kept, noise = _power_sums(made, self.recipe, x[known])
@@ -278,7 +278,7 @@ def load_model(directory: str | Path, encoder: str | Path | None = None) -> Mode
 
 def best_class(scores: Floats) -> NDArray[np.int64]:
     """Index of the largest score (n,) of scores (n, K), the first of equal ones; -1 in rows that are not finite."""
-    known = _all(np.isfinite(scores))
+    known = np.isfinite(scores).all(axis=1)
     best: NDArray[np.int64] = np.argmax(np.where(known[:, None], scores, 0.0), axis=1).astype(np.int64)
     best[~known] = -1
     return best
@@ -292,15 +292,7 @@ def probabilities(scores: Floats) -> Floats:
     return result
 
 
-def _all(mask: Bools) -> Bools:
-    return cast(Bools, np.logical_and.reduce(mask, axis=1))
-
-
-def _stay(x: Floats, present: Bools) -> Floats:
-    return x
-
-
-def _power_sums(alignment: MadeBy | OwnAlignment, recipe: Recipe, x: Floats) -> tuple[dict[str, Floats], dict[str, float]]:
+def _power_sums(alignment: MadeBy, recipe: Recipe, x: Floats) -> tuple[dict[str, Floats], dict[str, float]]:
     """The blocks of the task "power-moments" over features (n, m), in the clear, and that they have no noise."""
     use = alignment.moments
     if use is None:
@@ -354,7 +346,7 @@ def _own_move(
 
 
 def _by_moments(
-    alignment: MadeBy | OwnAlignment,
+    alignment: MadeBy,
     reference: Mapping[str, Floats],
     recipe: Recipe,
     kept: Mapping[str, Floats],

@@ -5,20 +5,20 @@ than the study's. So an unknown key is an error. This module computes nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import MOMENT_REFERENCE
 from veilsum_node.config import explain
 from veilsum_node.errors import HostileInput, Misuse, raising
 from veilsum_node.fields import Frozen, Name, Real
-from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead, PersonalHead, ReleasedHead
+from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead, PersonalHead
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection, RandomFeatures
 from veilsum_privacy.study.projections import check_projection
@@ -63,7 +63,7 @@ class Maps(Frozen):
     made_by: MadeBy | None = None
 
 
-class OwnAlignment(Frozen):
+class OwnAlignment(MadeBy):
     """A map that each site makes of what it kept of the task ``source``, and of the bundle's reference.
 
     Attributes:
@@ -73,11 +73,7 @@ class OwnAlignment(Frozen):
         noise_std: standard deviation of the noise in the kept statistic, by block, in the block's own units.
     """
 
-    kind: Literal["barycenter", "two-way", "slopes", "moments"]
     source: Name
-    tau: Real = Field(ge=0, le=1)
-    moments: MomentUse | None = None
-    reference: dict[Array, Array]
     noise_std: dict[str, Annotated[Real, Field(ge=0)]] | None = None
 
 
@@ -134,11 +130,6 @@ class OutcomeForm(Frozen):
         return risks
 
 
-def _alignment_kind(value: Any) -> str:
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return "maps" if kind == "maps" else "own"
-
-
 class _Application(BaseModel):
     """The manifest's ``application``; ``scaling``, ``missing`` and ``scores`` are words for people."""
 
@@ -150,9 +141,7 @@ class _Application(BaseModel):
     missing: str = ""
     missing_rule: Literal["skip", "centre"] = "centre"
     encoder: Annotated[ProjectionArrays | Program | RandomFeatures, Field(discriminator="kind")] | None = None
-    alignment: (
-        Annotated[Annotated[Maps, Tag("maps")] | Annotated[OwnAlignment, Tag("own")], Discriminator(_alignment_kind)] | None
-    ) = None
+    alignment: Annotated[Maps | OwnAlignment, Field(discriminator="kind")] | None = None
     head: Annotated[Head, Field(discriminator="kind")] | None = None
     classes: tuple[Name, ...] = ()
     outcome: OutcomeForm | None = None
@@ -221,16 +210,8 @@ def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
             f"The result's application is malformed: {' '.join(explain(error, _Application))}", _AGAIN
         ) from error
     arrays = _Arrays(result.arrays)
-    recipe = Recipe(
-        schema=schema,
-        missing_rule=parsed.missing_rule,
-        encoder=parsed.encoder,
-        alignment=parsed.alignment,
-        head=parsed.head,
-        classes=parsed.classes,
-        width=_width(parsed.encoder, schema, arrays),
-        outcome=parsed.outcome,
-    )
+    kept = {field.name: getattr(parsed, field.name) for field in fields(Recipe) if field.name not in ("schema", "width")}
+    recipe = Recipe(schema=schema, width=_width(parsed.encoder, schema, arrays), **kept)
     _check_alignment(recipe, arrays)
     _check_head(recipe, arrays)
     return recipe, arrays.taken
@@ -294,36 +275,29 @@ def _check_alignment(recipe: Recipe, arrays: _Arrays) -> None:
         _check_reference(alignment, recipe, arrays)
 
 
-def _check_reference(made: MadeBy | OwnAlignment, recipe: Recipe, arrays: _Arrays) -> None:
-    shapes = _shapes(recipe.width)
-    if (made.kind == "moments") != (made.moments is not None):
-        raise HostileInput("The result's alignment states moments exactly if it is by moments.", _AGAIN)
-    if made.moments is not None:
-        shapes = dict.fromkeys(MOMENT_REFERENCE, (_columns(recipe, made.moments),))
-        if set(made.reference) != set(shapes):
-            raise HostileInput("The result's alignment lacks the reference that moments need.", _AGAIN)
-    _take_reference(made.reference, shapes, arrays)
-
-
-def _columns(recipe: Recipe, use: MomentUse) -> int:
-    return use.channels or len(recipe.aligned_columns(use))
-
-
-def _shapes(width: int) -> dict[str, tuple[int | None, ...]]:
-    return {
+def _check_reference(made: MadeBy, recipe: Recipe, arrays: _Arrays) -> None:
+    width = recipe.width
+    shapes: dict[str, tuple[int | None, ...]] = {
         "reference.mean": (width,),
         "reference.covariance": (width, width),
         "reference.class_means": (None, width),
         "reference.within": (width, width),
         "reference.scalars": (None,),
     }
-
-
-def _take_reference(named: Mapping[str, str], shapes: Mapping[str, tuple[int | None, ...]], arrays: _Arrays) -> None:
-    for name, array in named.items():
+    if (made.kind == "moments") != (made.moments is not None):
+        raise HostileInput("The result's alignment states moments exactly if it is by moments.", _AGAIN)
+    if made.moments is not None:
+        shapes = dict.fromkeys(MOMENT_REFERENCE, (_columns(recipe, made.moments),))
+        if set(made.reference) != set(shapes):
+            raise HostileInput("The result's alignment lacks the reference that moments need.", _AGAIN)
+    for name, array in made.reference.items():
         if name not in shapes:
             raise HostileInput(f"The result's alignment has an unknown reference {name!r}.", _AGAIN)
         arrays.take(array, *shapes[name])
+
+
+def _columns(recipe: Recipe, use: MomentUse) -> int:
+    return use.channels or len(recipe.aligned_columns(use))
 
 
 def _check_head(recipe: Recipe, arrays: _Arrays) -> None:
@@ -338,10 +312,6 @@ def _check_head(recipe: Recipe, arrays: _Arrays) -> None:
         arrays.take(head.weights, scores, width)
         arrays.take(head.bias, scores)
         head = head.released
-    _check_released(head, scores, width, arrays)
-
-
-def _check_released(head: ReleasedHead, scores: int, width: int, arrays: _Arrays) -> None:
     if isinstance(head, NetworkHead):
         for name, shape in head.architecture(width, scores).shapes().items():
             arrays.take(head.prefix + name, *shape)

@@ -65,7 +65,7 @@ def encode_table(table: Table, schema: DatasetSchema, found: dict[str, ColumnCel
     places = iter(schema.places())
     for cells in judge_table(table.columns, schema):
         if found is not None:
-            found.setdefault(cells.name, ColumnCells(cells.name)).add(cells)
+            found.setdefault(cells.name, ColumnCells(cells.name)).add(cells.missing, cells.outside, cells.invalid)
         values, column, known = cells.values, cells.column, ~(cells.missing | cells.invalid)
         if column is None:
             labels = values

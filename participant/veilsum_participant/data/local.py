@@ -48,7 +48,7 @@ class LocalDatasets(Datasets):
         rows: int, persons: int, seconds: float = DAY,
     ) -> Batches:  # fmt: skip
         found = stream_records(offered.origin(name), schema, subject, header=offered.header, rows=rows, persons=persons)
-        return _digested(found) if offered.source == "sql" else _undigested(found)
+        return _digested(found, wanted=offered.source == "sql")
 
     def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
         from veilsum_participant.data.encoders import find_encoder  # what only reads does without
@@ -62,15 +62,11 @@ class LocalDatasets(Datasets):
         return most_unmatched(offered.origin(name), schema, subject=offered.subject, header=offered.header)
 
 
-def _undigested(batches: Iterable[Records]) -> Batches:
-    yield from batches
-    return None
-
-
-def _digested(batches: Iterable[Records]) -> Batches:
+def _digested(batches: Iterable[Records], *, wanted: bool) -> Batches:
     growing = RecordsDigest()
     for batch in batches:
-        growing.add(batch)
+        if wanted:
+            growing.add(batch)
         yield batch
         del batch  # before the next one is read
-    return growing.digest()
+    return growing.digest() if wanted else None

@@ -86,7 +86,7 @@ class NpzReader(FileReader):
         require_columns(f"{path} has", wanted, list(places))
         places = {name: places[name] for name in wanted}
         for name, (array, _) in places.items():
-            if not typed.readable_dtype(dtypes[array]):
+            if dtypes[array].kind not in "biufSU":
                 raise unreadable_column(path, name, dtypes[array], self._subject)
         flat = all(len(shapes[array]) == (1 if column is None else 2) for array, column in places.values())
         if not flat or len({shapes[array][0] for array, _ in places.values()}) != 1:

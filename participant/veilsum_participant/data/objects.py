@@ -40,15 +40,8 @@ class StoredFile:
     def __str__(self) -> str:
         return f"s3://{self.key}"
 
-    @property
-    def name(self) -> str:
-        """The key's last part."""
-        return self.key.rpartition("/")[2]
-
-    def open(self, mode: str = "rb") -> Any:
+    def open(self) -> Any:
         """To read it from any place."""
-        if mode != "rb":
-            raise ValueError("objects are read only")
         return self.filesystem.open_input_file(self.key)
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.formats import CHECK_FORMAT, readable
-from veilsum_participant.data.objects import StoredFile, stored_files
+from veilsum_participant.data.objects import AnyFile, StoredFile, open_file, stored_files
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.query import PARQUET, Bucket
 
@@ -25,7 +25,7 @@ _FETCH = 1 << 22
 """Bytes of each column of a Parquet file that are read at a time, from a disk and from S3."""
 
 
-def file_parts(path: Path | Bucket) -> Sequence[Path | StoredFile]:
+def file_parts(path: Path | Bucket) -> Sequence[AnyFile]:
     """The files that a path means, in the order of their names: itself, all Parquet files in a folder, or all of a glob.
 
     Raises:
@@ -109,12 +109,12 @@ def _in_its_zone(table: Any) -> Any:
     return table if written.equals(table.schema) else table.cast(written)
 
 
-def open_parquet(path: Path | StoredFile) -> Any:
+def open_parquet(path: AnyFile) -> Any:
     """Open a Parquet file by what Parquet itself says of its columns.
 
     What Arrow says beside it is left aside: it would make Arrow refuse all texts of a column for one that is not UTF-8.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         end = file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
         if file.read(4) != b"PAR1" or length > end:

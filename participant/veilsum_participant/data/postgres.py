@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from veilsum_node.errors import DataError, Unavailable, VeilsumError, raising
+from veilsum_node.errors import DataError, Unavailable, raising
 from veilsum_participant.data.reader import (
     OpenRows,
     QueryReader,
@@ -59,10 +59,9 @@ class PostgresReader(QueryReader):
     def opened(self) -> Iterator[_ServerRows]:
         """See :meth:`Reader.opened`; all is read in one transaction, which sees one state."""
         with _cursor(self._query) as cursor:
-            with _told(self._query):
-                cursor.execute("SELECT current_setting('server_encoding')")
-                (encoding,) = cursor.fetchone()
-                kinds = {part.name: part.type for part in cursor.adbc_execute_schema(_as_table(self._query))}
+            cursor.execute("SELECT current_setting('server_encoding')")
+            (encoding,) = cursor.fetchone()
+            kinds = {part.name: part.type for part in cursor.adbc_execute_schema(_as_table(self._query))}
             yield _ServerRows(cursor, self._query, encoding, kinds)
 
 
@@ -158,16 +157,12 @@ def _cursor(query: SourceQuery) -> Iterator[Any]:
         from adbc_driver_postgresql import dbapi
     connection = None
     try:
-        connection = dbapi.connect(_with_parameters(query.url))
-        with connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            cursor.execute(f"SET LOCAL statement_timeout = {1000 * query.timeout}")
-            yield cursor
-    except VeilsumError:
-        raise
-    except _driver_error() as error:
-        _raise_away(query, error)
-        raise failed(query, f"SQLSTATE {error.sqlstate}") from None
+        with _told(query):
+            connection = dbapi.connect(_with_parameters(query.url))
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                cursor.execute(f"SET LOCAL statement_timeout = {1000 * query.timeout}")
+                yield cursor
     finally:
         if connection is not None:
             with suppress(_driver_error()):  # it may be what broke

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from veilsum_participant.data.cells import JudgedColumn, judge_table
+from veilsum_aggregation.arrays import Bools
+from veilsum_participant.data.cells import judge_table
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.table import Table
 from veilsum_participant.settings.query import Source
@@ -40,14 +41,14 @@ class ColumnCells:
     unmatched: int = 0
     texts: Counter[str] = field(default_factory=Counter, repr=False)
 
-    def add(self, judged: JudgedColumn, array: Any = None) -> None:
-        """Count some cells of the column; their ``texts`` too, where the ``array`` that they were judged by is given."""
-        self.read += len(judged.values)
-        self.missing += int(np.count_nonzero(judged.missing))
-        self.outside += int(np.count_nonzero(judged.outside))
-        self.unmatched += int(np.count_nonzero(judged.invalid))
-        if array is not None and judged.invalid.any():
-            told = pc.cast(array.filter(pa.array(judged.invalid)), pa.large_string()).value_counts().to_pylist()
+    def add(self, missing: Bools, outside: Bools, unmatched: Bools, array: Any = None) -> None:
+        """Count some cells (n,) of the column; their ``texts`` too, where the ``array`` that was judged is given."""
+        self.read += len(missing)
+        self.missing += int(np.count_nonzero(missing))
+        self.outside += int(np.count_nonzero(outside))
+        self.unmatched += int(np.count_nonzero(unmatched))
+        if array is not None and unmatched.any():
+            told = pc.cast(array.filter(pa.array(unmatched)), pa.large_string()).value_counts().to_pylist()
             self.texts.update({str(item["values"]): item["counts"] for item in told})
 
     @property
@@ -63,7 +64,8 @@ def count_cells(tables: Iterable[Table], schema: DatasetSchema, *, texts: bool =
     for table in tables:
         for judged in judge_table(table.columns, schema):
             array = table.columns[judged.source] if texts else None
-            found.setdefault(judged.name, ColumnCells(judged.name)).add(judged, array)
+            cells = found.setdefault(judged.name, ColumnCells(judged.name))
+            cells.add(judged.missing, judged.outside, judged.invalid, array)
     return list(found.values())
 
 

@@ -88,7 +88,7 @@ def named_texts(schema: DatasetSchema) -> Mapping[str, Sequence[tuple[str, int]]
     found: dict[str, Sequence[tuple[str, int]]] = {}
     for column in schema.columns:
         if isinstance(column, CodeColumn):
-            found.setdefault(column.source, ())
+            found[column.source] = ()
         elif isinstance(column, CategoryColumn):
             found.setdefault(column.name, [(text, code) for code, text in enumerate(column.categories)])
     if schema.label is not None:
@@ -112,14 +112,14 @@ def check_found(
         DataError: a column is missing, of a type that holds neither numbers nor texts, or of one in which two categories are
             the same; or of types in two files that do not go together.
     """
-    wanted, named, coded = wanted_columns(schema, subject), named_texts(schema), coded_columns(schema)
+    wanted, named = wanted_columns(schema, subject), named_texts(schema)
     for one in found:
         require_columns(one.says, [*wanted, *stated], one.schema.names, one.advice)
         for name in wanted:
             kind = one.schema.field(name).type
             if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
                 raise unreadable_column(one.label, name, kind, subject)
-            check_texts(one.label, name, typed.plain(kind), named.get(name, ()), coded=name in coded)
+            check_texts(one.label, name, typed.plain(kind), named.get(name))
     for name in wanted if len(found) > 1 else ():
         kinds = [one.schema.field(name).type for one in found]
         if not typed.common(kinds, numbered=name != subject) and (name == subject or name not in named):
@@ -127,22 +127,18 @@ def check_found(
             raise DataError(f"{source}: column {name!r} holds {told}.", "Store it as the same type in all files.")
 
 
-def coded_columns(schema: DatasetSchema) -> frozenset[str]:
-    """The columns of a file that hold codes."""
-    return frozenset(column.source for column in schema.columns if isinstance(column, CodeColumn))
-
-
-def check_texts(source: object, name: str, kind: Any, named: Sequence[tuple[str, int]], *, coded: bool) -> None:
-    """Check that a column of an Arrow type can hold the texts that the schema names of it, or codes.
+def check_texts(source: object, name: str, kind: Any, named: Sequence[tuple[str, int]] | None) -> None:
+    """Check that a column of an Arrow type can hold the texts that are :func:`named <named_texts>` of it.
 
     Raises:
         DataError: two of them are one number, or one truth; or they are codes, and the column no text.
     """
-    if coded and not (typed.is_text(kind) or pa.types.is_null(kind)):
+    if named is None or typed.is_text(kind):
+        return
+    if not named and not pa.types.is_null(kind):
         told = f"{source}: column {name!r} holds {_outer(kind)}; codes are texts, of which no zero is lost."
         raise DataError(told, "Store texts.")
-    alike = None if typed.is_text(kind) else clash(named, kind)
-    if alike is not None:
+    if (alike := clash(named, kind)) is not None:
         told = f"{source}: column {name!r} holds {_outer(kind)}, in which {alike[0]!r} and {alike[1]!r} are the same."
         raise DataError(told, "Store texts.")
 

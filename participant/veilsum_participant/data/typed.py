@@ -56,11 +56,6 @@ def is_date(kind: Any) -> bool:
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
-def readable_dtype(dtype: np.dtype[Any]) -> bool:
-    """Whether a NumPy array of a type holds numbers or texts."""
-    return dtype.kind in "biufSU"
-
-
 def arrow_type(dtype: np.dtype[Any]) -> Any:
     """What :func:`from_numpy` makes of a readable type of NumPy's."""
     texts = {"U": pa.large_string(), "S": pa.large_binary(), "f": pa.float64() if dtype.itemsize > 8 else None}
