@@ -29,10 +29,11 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, conve
 from pydicom.sequence import Sequence
 from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.data import images
 from veilsum_participant.data.images import read_image
-from veilsum_participant.data.slices import Floats, NoPixels
+from veilsum_participant.data.slices import NoPixels
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.query import pixel_names
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn

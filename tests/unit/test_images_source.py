@@ -21,6 +21,7 @@ from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.images import read_image
 from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.query import Images, SourceQuery, pixel_names
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
@@ -199,6 +200,21 @@ def test_what_is_wrong_is_told_without_a_record(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
     with pytest.raises(ConfigurationError, match="pydicom is not installed"):
         check_structure(images, schema_for())
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["table", "query"])
+def test_a_folder_that_is_gone_when_records_are_read_is_no_folder_without_images(tmp_path: Path, *, asked: bool) -> None:
+    """Every record would have counted as one without pixels, and the site's sums with them."""
+    images = write_table(tmp_path, [("p1", "one.png", "60", "0")])
+    if asked:
+        query = SourceQuery("scans", "SELECT who, file, age, ill FROM labels", files={"labels": tmp_path / "labels.csv"})
+        images = Images(query, images.folder, "file", SHAPE)
+    check_structure(images, schema_for(), subject="who")
+    assert not load_records(images, schema_for(), "who")[0].present[:, 1:].any()
+    images.folder.rename(tmp_path / "unmounted")
+    for read in (load_records, lambda *given: list(stream_records(*given))):
+        with pytest.raises(DataError, match="there is no such folder"):
+            read(images, schema_for(), "who")
 
 
 def test_the_configuration_names_them(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from veilsum_aggregation.moment_maps import scaled
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError, HostileInput, Misuse, raising
 from veilsum_participant.applying.heads import head_scores
-from veilsum_participant.applying.recipe import MadeBy, Maps, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
+from veilsum_participant.applying.recipe import MadeBy, Maps, ProjectionArrays, Recipe, parse_recipe
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
@@ -140,7 +140,7 @@ class Model:
             )
         move = self._alignment(site, kept, noise_std)
         skip = self.recipe.missing_rule == "skip"
-        whole = records.present.all(axis=1) if skip else np.ones(len(records), dtype=np.bool_)
+        whole = _all(records.present) if skip else np.ones(len(records), dtype=np.bool_)
         x = np.where(records.present & whole[:, None], records.features, 0.0)
         if isinstance(self.recipe.encoder, ProjectionArrays):
             named = self.recipe.encoder
@@ -150,7 +150,7 @@ class Model:
         elif self.program is not None:
             x = self.program(x)
         if move is not None:
-            finite = np.isfinite(x).all(axis=1)
+            finite = _all(np.isfinite(x))
             whole &= finite
             x = move(np.where(finite[:, None], x, 0.0), records.present)
         return cast(Floats, np.where(whole[:, None], x, np.nan))
@@ -219,7 +219,7 @@ class Model:
         if made is None:
             raise Misuse("This result says nothing that a new site could be aligned by.", "Run its study again.")
         x = replace(self, recipe=replace(self.recipe, alignment=None)).features(records)
-        known = np.isfinite(x).all(axis=1)
+        known = _all(np.isfinite(x))
         if not known.any():
             raise DataError("No record has features to align the site by.", "Give records with all columns.")
         reference = {name: self.arrays[array] for name, array in made.reference.items()}
@@ -228,7 +228,7 @@ class Model:
         with raising(_UNFIT, on=(KeyError, ValueError, ArithmeticError)):
             if made.kind == "moments":
                 kept, noise = _power_sums(made, self.recipe, x[known])
-                return replace(self, aligned=_by_moments(made, reference, self.recipe, kept, noise))
+                return replace(self, aligned=self._by_moments(made, reference, kept, noise))
             own = unlabelled_map(made.kind, x[known], reference, tau=made.tau)
         return replace(self, aligned=_affine_move(own.matrix, own.offset))
 
@@ -260,7 +260,38 @@ class Model:
             if alignment.moments is None:
                 return _affine_move(matrix, offset)
             return _by_columns(lambda x: scaled(x, matrix, offset), alignment.moments, self.recipe)
-        return _own_move(alignment, self.recipe, self.arrays, kept, noise_std)
+        if kept is None:
+            raise Misuse(
+                f"This result is aligned by what a site kept of the task {alignment.source!r}.",
+                "Apply it at a site that took part, which has it in its state file.",
+            )
+        noise = alignment.noise_std if noise_std is None else noise_std
+        if noise is None:
+            raise Misuse("The noise of the kept statistic is unknown.", "Give noise_std; without noise, zeros.")
+        reference = {name: self.arrays[array] for name, array in alignment.reference.items()}
+        try:
+            if alignment.kind == "moments":
+                return self._by_moments(alignment, reference, kept, noise)
+            own = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
+        except (KeyError, ValueError, ArithmeticError) as error:
+            raise HostileInput(
+                "The result's reference does not fit the kept statistic.", "Use the result of the study it was kept for."
+            ) from error
+        if own.matrix.shape != (self.width, self.width):
+            raise HostileInput("The kept statistic is of other features than the result's.", "Use the one of the same study.")
+        return _affine_move(own.matrix, own.offset)
+
+    def _by_moments(
+        self, made: MadeBy, reference: Mapping[str, Floats], kept: Mapping[str, Floats], noise: Mapping[str, float]
+    ) -> Move:
+        """The map that what a site keeps gives it.
+
+        Raises:
+            ValueError, KeyError: kept statistic and reference do not fit together.
+        """
+        use = _moments(made)
+        own = moment_alignment.local_map(kept, noise, reference, order=use.order, adjust=use.adjust, tau=made.tau)
+        return _by_columns(own, use, self.recipe)
 
 
 def load_model(directory: str | Path, encoder: str | Path | None = None) -> Model:
@@ -278,7 +309,7 @@ def load_model(directory: str | Path, encoder: str | Path | None = None) -> Mode
 
 def best_class(scores: Floats) -> NDArray[np.int64]:
     """Index of the largest score (n,) of scores (n, K), the first of equal ones; -1 in rows that are not finite."""
-    known = np.isfinite(scores).all(axis=1)
+    known = _all(np.isfinite(scores))
     best: NDArray[np.int64] = np.argmax(np.where(known[:, None], scores, 0.0), axis=1).astype(np.int64)
     best[~known] = -1
     return best
@@ -292,11 +323,19 @@ def probabilities(scores: Floats) -> Floats:
     return result
 
 
-def _power_sums(alignment: MadeBy, recipe: Recipe, x: Floats) -> tuple[dict[str, Floats], dict[str, float]]:
-    """The blocks of the task "power-moments" over features (n, m), in the clear, and that they have no noise."""
-    use = alignment.moments
-    if use is None:
+def _all(mask: Bools) -> Bools:
+    return cast(Bools, np.logical_and.reduce(mask, axis=1))
+
+
+def _moments(made: MadeBy) -> MomentUse:
+    if made.moments is None:
         raise ValueError("the result does not state its moments")
+    return made.moments
+
+
+def _power_sums(made: MadeBy, recipe: Recipe, x: Floats) -> tuple[dict[str, Floats], dict[str, float]]:
+    """The blocks of the task "power-moments" over features (n, m), in the clear, and that they have no noise."""
+    use = _moments(made)
     u = np.clip(x[:, recipe.aligned_columns(use)] / use.bound, -1.0, 1.0)
     powers = {f"t{k}": np.cos(k * np.arccos(u)) for k in range(1, use.order + 1)}
     if use.channels is not None:
@@ -308,60 +347,6 @@ def _power_sums(alignment: MadeBy, recipe: Recipe, x: Floats) -> tuple[dict[str,
 def _affine_move(matrix: Floats, offset: Floats) -> Move:
     """x -> matrix x + offset, each row by itself."""
     return lambda x, present: exact_affine(x, matrix, offset)
-
-
-def _own_move(
-    alignment: OwnAlignment,
-    recipe: Recipe,
-    arrays: Mapping[str, Floats],
-    kept: Mapping[str, Floats] | None,
-    noise_std: Mapping[str, float] | None,
-) -> Move:
-    """The map that a site makes of what it kept; the arguments are those of a :class:`Model` and of :meth:`Model.features`.
-
-    Raises:
-        Misuse: what the alignment needs was not given.
-        HostileInput: the kept statistic does not fit the result.
-    """
-    if kept is None:
-        raise Misuse(
-            f"This result is aligned by what a site kept of the task {alignment.source!r}.",
-            "Apply it at a site that took part, which has it in its state file.",
-        )
-    noise = alignment.noise_std if noise_std is None else noise_std
-    if noise is None:
-        raise Misuse("The noise of the kept statistic is unknown.", "Give noise_std; without noise, zeros.")
-    reference = {name: arrays[array] for name, array in alignment.reference.items()}
-    try:
-        if alignment.kind == "moments":
-            return _by_moments(alignment, reference, recipe, kept, noise)
-        own = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
-    except (KeyError, ValueError, ArithmeticError) as error:
-        raise HostileInput(
-            "The result's reference does not fit the kept statistic.", "Use the result of the study it was kept for."
-        ) from error
-    if own.matrix.shape != (recipe.width, recipe.width):
-        raise HostileInput("The kept statistic is of other features than the result's.", "Use the one of the same study.")
-    return _affine_move(own.matrix, own.offset)
-
-
-def _by_moments(
-    alignment: MadeBy,
-    reference: Mapping[str, Floats],
-    recipe: Recipe,
-    kept: Mapping[str, Floats],
-    noise: Mapping[str, float],
-) -> Move:
-    """The map that what a site keeps gives it.
-
-    Raises:
-        ValueError, KeyError: kept statistic and reference do not fit together.
-    """
-    use = alignment.moments
-    if use is None:
-        raise ValueError("the result does not state its moments")
-    own = moment_alignment.local_map(kept, noise, reference, order=use.order, adjust=use.adjust, tau=alignment.tau)
-    return _by_columns(own, use, recipe)
 
 
 def _by_columns(own: Callable[[Floats], Floats], use: MomentUse, recipe: Recipe) -> Move:

@@ -12,7 +12,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_participant.data.slices import Floats, NoPixels, NotAnImage, Slices, check_size
+from veilsum_aggregation.arrays import Floats
+from veilsum_participant.data.slices import NoPixels, NotAnImage, Slices, check_size
 
 _MEASURED = {"HU", "HU_MOD", "MGML", "Z_EFF", "ED", "EDW", "PCT"}
 """Rescale types (C.11.1.1.2) whose values measure: how they are displayed changes none. Film's density is not among them."""

@@ -21,10 +21,11 @@ from typing import IO, Any, cast
 import numpy as np
 import pyarrow as pa
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import DataError, raising
 from veilsum_participant.data.dicom import open_dicom
 from veilsum_participant.data.reader import missing_package
-from veilsum_participant.data.slices import Floats, NoPixels, NotAnImage, Slices, check_size
+from veilsum_participant.data.slices import NoPixels, NotAnImage, Slices, check_size
 from veilsum_participant.settings.query import Images, pixel_names
 
 _HEAD = 348

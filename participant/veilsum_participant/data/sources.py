@@ -170,6 +170,8 @@ def opened(
             damaged, or the query fails.
     """
     query = asked_query(source) is not None
+    if query and isinstance(source, Derived):
+        check_derived(source)
     reader = reader_of(source, schema, subject) if query else check_structure(source, schema, subject=subject, header=header)
     with reader.opened() as rows:
         yield SourceTables(source, rows, schema, subject)
