@@ -5,7 +5,7 @@ than the study's. So an unknown key is an error. This module computes nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
@@ -210,8 +210,10 @@ def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
             f"The result's application is malformed: {' '.join(explain(error, _Application))}", _AGAIN
         ) from error
     arrays = _Arrays(result.arrays)
-    kept = {field.name: getattr(parsed, field.name) for field in fields(Recipe) if field.name not in ("schema", "width")}
-    recipe = Recipe(schema=schema, width=_width(parsed.encoder, schema, arrays), **kept)
+    width = _width(parsed.encoder, schema, arrays)
+    recipe = Recipe(
+        schema, parsed.missing_rule, parsed.encoder, parsed.alignment, parsed.head, parsed.classes, width, parsed.outcome
+    )
     _check_alignment(recipe, arrays)
     _check_head(recipe, arrays)
     return recipe, arrays.taken
