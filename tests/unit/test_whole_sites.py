@@ -232,6 +232,15 @@ def test_the_plan_says_how_many_sites_it_takes(noise: str) -> None:
     assert "of a site together" not in " ".join(notes(compiled("pca", {"width": 2}, epsilon=2.0, noise=noise), 100))
 
 
+def test_moments_of_sites_that_count_as_one_are_said_to_be_released_in_vain() -> None:
+    """However many records there are: the count beneath the moments is that of a vector of one."""
+    asked, said = {"steps": 2, "optimiser": {"learning_rate": 1.0}, "centre": False, "moments": {}}, {}
+    for unit in ("record", "site"):
+        study = compiled("fedsgd", asked, epsilon=8.0, unit=unit, noise="local", expected=800)
+        said[unit] = "Alignment by moments will not pay" in " ".join(notes(study, 800))
+    assert said == {"record": False, "site": True}
+
+
 @pytest.mark.parametrize(
     ("method", "parameters"), [("statistics", {}), ("fedcgs", {"describe": True}), ("federated-evaluation", {})]
 )
