@@ -29,7 +29,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.families import Family, link, mean_of
-from veilsum_aggregation.figures import FLAT, Z95, Answer, Figure, NotEstimable
+from veilsum_aggregation.figures import FLAT, Z95, Answer, Figure, NotEstimable, Test, chi_squared
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
 
 REACH = 1.25
@@ -58,6 +58,9 @@ WEAKEST, WEAKEST_STEP = 1.0, 0.5
 """The noise of H, as a share of its smallest eigenvalue, up to which intervals hold (measured): of fits that are solved in
 cells, and of a step alone. H is lifted to its noise; a rule far above that would choose studies in which noise made H large:
 their steps are too short, and stay near a point whose own error is in no interval."""
+
+HIDDEN = NotEstimable("noise may hide that each slope is 0", "more records or epsilon, or merge levels")
+"""Of a test whose slopes all have intervals that are open towards 0."""
 
 EXCESS = 0.98
 """Largest part of the information that the score's variance is taken to lack because of shortening."""
@@ -412,6 +415,26 @@ class SolvedFit(Fit):
         below, above = math.hypot(value - low, half), math.hypot(high - value, half)
         deviations = Z95 * abs(value) / max(below if value > 0.0 else above, 1e-300)
         return Figure(value, error, half / Z95, value - below, value + above, math.erfc(deviations / math.sqrt(2.0)))
+
+    def all_slopes(self) -> Test | NotEstimable:
+        """By the values and errors of the told intervals, on the side of 0, which vary together as the step does: of one slope
+        it is that slope's p-value. Slopes whose intervals are open there are left out: noise may hide that they are 0."""
+        if self.cells is None or self.drowned is not None or not (noise := self.covariances[0]).any():
+            return super().all_slopes()
+        sampling, unit = self.covariances[1], np.eye(self.p)
+        slopes = [place for place in range(1, self.p) if self.hidden(unit[place]) is None]
+        answers = {
+            place: self.figure(unit[place], float(noise[place, place]), float(sampling[place, place])) for place in slopes
+        }
+        found = {place: each for place, each in answers.items() if isinstance(each, Figure) and each.towards_zero < math.inf}
+        if slopes and not found:
+            return HIDDEN
+        told, apart = list(found), tuple(place for place in slopes if place not in found)
+        by_noise = [math.sqrt(max(each.towards_zero**2 - each.sampling_error**2, 0.0)) for each in found.values()]
+        scale = np.array(by_noise) / np.sqrt(noise[told, told])
+        within = np.ix_(told, told)
+        values = np.array([each.value for each in found.values()])
+        return chi_squared(values, noise[within] * np.outer(scale, scale), sampling[within], len(told), apart)
 
 
 @dataclass(frozen=True)
