@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from veilsum_aggregation.cells import Cells
 from veilsum_aggregation.families import mean_of
 from veilsum_aggregation.figures import Figure, NotEstimable, Test
-from veilsum_aggregation.newton import Cells, NewtonFit, NewtonRelease, first_point, whitening
+from veilsum_aggregation.newton import NewtonFit, NewtonRelease, first_point, whitening
 from veilsum_aggregation.regression import Fit, told_directions
 
 RECORDS, MEAN, MOST = 1000, 2.0, 15.0

@@ -14,6 +14,7 @@ import numpy as np
 
 from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.cells import Cells
 from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
@@ -152,7 +153,7 @@ def fit_newton(
     """
     gram, std, grain = first.gram, first.std, first.part.grain
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
-    cells = newton.Cells(family, gram, first.question.categories, most, offsets)
+    cells = Cells(family, gram, first.question.categories, most, offsets)
     offset = offsets[0] + offsets[1] ** 2 / 2.0
     point, released = newton.first_point(family, gram, first.events, whiten, most, offset), list[NewtonRelease]()
     for label in steps:
