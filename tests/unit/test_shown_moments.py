@@ -18,7 +18,7 @@ from veilsum.plan import notes
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.moment_plans import LABEL, MomentAlignment, records_to_align, shown_reference
+from veilsum_coordinator.parts.moment_alignment import LABEL, MomentAlignment, records_to_align, shown_reference
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.mechanism.parts import drawn, hash_is_low
