@@ -226,6 +226,8 @@ class SolvedFit(Fit):
             return super().figure(weights, noise, sampling)
         start, reach = float(weights @ path.points[-1]), Z95 * math.sqrt(noise)
         low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
+        # Where two cells may have no events their difference is anything.
+        low, high = -math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high
         if math.isinf(low) and math.isinf(high):
             return NotEstimable(
                 f"the last step, or its noise, is too long for what {self.named(weights) or 'the term'} tells",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from veilsum_aggregation.cells import Cells
-from veilsum_aggregation.families import mean_of
-from veilsum_aggregation.figures import Figure, NotEstimable, Test
+from veilsum_aggregation.families import Family, mean_of
+from veilsum_aggregation.figures import Figure, NotEstimable
+from veilsum_aggregation.figures import Test as Wald
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease, first_point, whitening
 from veilsum_aggregation.regression import Fit, told_directions
 
@@ -62,7 +64,7 @@ def test_it_rejects_no_oftener_than_it_says_where_noise_is_most() -> None:
         x = terms(rng)
         fit = fitted(rng, x, counts(rng, x, (0.0, 0.0, 0.0)), 1.9)
         found, step = fit.all_slopes(), Fit.all_slopes(fit)
-        if isinstance(found, Test) and isinstance(step, Test):
+        if isinstance(found, Wald) and isinstance(step, Test):
             p_values.append(found.p_value)
             of_step.append(step.p_value)
             assert found.degrees + len(found.left_out) == step.degrees
@@ -83,12 +85,12 @@ def test_it_is_statsmodels_where_noise_is_little_or_none(slopes: tuple[float, ..
     y = counts(rng, x, slopes)
     wanted = sm.GLM(y, x, family=sm.families.Poisson()).fit(tol=1e-12).wald_test(np.eye(4)[1:], scalar=True)
     exact = fitted(rng, x, y, 0.0, steps=6).all_slopes()
-    assert isinstance(exact, Test)
+    assert isinstance(exact, Wald)
     assert exact.statistic == pytest.approx(wanted.statistic, rel=1e-6)
     assert exact.p_value == pytest.approx(wanted.pvalue, rel=1e-6)
     for _ in range(5):
         found = fitted(rng, x, y, 0.01).all_slopes()
-        assert isinstance(found, Test)
+        assert isinstance(found, Wald)
         assert (found.degrees, found.left_out) == (3, ())
         trace = 3.0 * found.noise_share
         assert 0.0 < trace < 0.01
@@ -103,9 +105,32 @@ def test_of_one_slope_it_is_the_slopes_own_p_value() -> None:
         fit = fitted(rng, x, counts(rng, x, (-0.5,)), 0.8)
         own, found = fit.combination(np.eye(2)[1]), fit.all_slopes()
         if isinstance(own, Figure) and math.isfinite(own.towards_zero):
-            assert isinstance(found, Test)
+            assert isinstance(found, Wald)
             assert found.p_value == pytest.approx(own.p_value, rel=1e-9)
         elif fit.drowned is None:
             open_ends += 1
             assert isinstance(found, NotEstimable)
     assert 0 < open_ends < 100
+
+
+@pytest.mark.parametrize("family", ["poisson", "logistic"])
+@pytest.mark.parametrize("events", [*itertools.product((-30.0, -3.0, 1.0), repeat=2)])
+def test_no_figure_is_not_a_number_where_cells_may_have_no_events(family: Family, events: tuple[float, ...]) -> None:
+    """Noise may leave several levels fewer events than none: their difference is anything, and no end of it is told."""
+    sizes = np.array([10_000.0, 30.0, 30.0, 500.0])
+    gram = np.diag(sizes)
+    gram[0, 1:] = gram[1:, 0] = sizes[1:]
+    whiten, start = whitening(gram, 0.0), np.array([-2.0, 0.0, 0.0, 0.0])
+    rate = math.exp(-2.0) if family == "poisson" else 1.0 / (1.0 + math.exp(2.0))
+    cells = np.array([sizes[0] - sizes[1:].sum(), *sizes[1:]])
+    score = np.array([rate * cells[0], *events, rate * cells[3]]) - rate * cells
+    variance = rate if family == "poisson" else rate * (1.0 - rate)
+    step = whiten.T @ np.array([score.sum(), *score[1:]]), whiten.T @ (variance * gram) @ whiten
+    release = NewtonRelease(np.linalg.pinv(whiten) @ start, *step, 1.0, 1.0)
+    fit = NewtonFit(whiten, [release], tuple("1bcd"), cells=Cells(family, gram, ((1, 2, 3),)))
+    noise, sampling = fit.covariances
+    for weights in map(np.array, ([0, 1, 0, 0], [0, 1, -1, 0], [0, 0, 1, -1], [0, -1, 0, 1])):
+        told = fit.figure(weights, float(weights @ noise @ weights), float(weights @ sampling @ weights))
+        if isinstance(told, Figure):
+            assert not any(map(math.isnan, (told.value, told.noise_error, told.low, told.high, told.p_value)))
+            assert told.low <= told.value <= told.high

@@ -10,7 +10,7 @@ of other sites for records to be drawn for (FedRDN), or of moments that are rele
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -101,7 +101,7 @@ class MomentReference:
         application: how a result says it (the key ``alignment``).
         summary: of the result.
         cohort: who kept a statistic, and so can align.
-        reference: further arrays that :attr:`application` names.
+        reference: arrays that :attr:`application` names: further ones, or in the place of those that are broadcast.
     """
 
     moments: FeatureMoments
@@ -301,14 +301,14 @@ class MomentRounds:
     """The alignment of one study's rounds of training, from the first on.
 
     Attributes:
-        now: the reference of the rounds so far. Of moments that are released in each round it is made of all so far: added up
-            they have less noise than the last ones alone, and cost no more.
+        now: the reference of the rounds so far. Of moments that are released in each round it is made of each site's so far:
+            together they have less noise than the last ones alone, and cost no more. Who is away for a round keeps its own.
     """
 
     def __init__(self, federation: Federation, parameters: MomentAlignment, seed: int = 0) -> None:
         """Release the moments of the first round; ``parameters`` are resolved."""
-        self._federation, self._parameters, self._seed, self._released = federation, parameters, seed, 0
-        self._sums: Release | None = None
+        self._federation, self._parameters, self._seed = federation, parameters, seed
+        self._sums: dict[str, SiteSums] = {}
         self.now = self._release(1)
 
     def broadcast(self, number: int) -> dict[str, Floats]:
@@ -320,16 +320,11 @@ class MomentRounds:
     def _release(self, number: int) -> MomentReference:
         if not self._parameters.shown:
             return align_moments(self._federation, self._parameters)
-        members = None if self._sums is None else self._sums.cohort
-        release = self._federation.sum(LABEL, self._salts(number), members=members)
-        self._released += 1
-        if self._sums is None or self._sums.cohort != release.cohort:
-            self._sums, self._released = release, 1
-        else:
-            values = {name: self._sums.values[name] + array for name, array in release.values.items()}
-            self._sums = replace(release, values=values)
-        std = {name: std * math.sqrt(self._released) for name, std in release.noise_std.items()}
-        return shown_reference(replace(self._sums, noise_std=std), self._parameters, self._federation.study.participants)
+        release, sites = self._federation.sum(LABEL, self._salts(number)), self._federation.study.participants
+        for row, name in enumerate(release.cohort):
+            found, known = {part: values[row] for part, values in release.values.items()}, self._sums.get(name)
+            self._sums[name] = SiteSums(found) if known is None else known.with_further(found)
+        return shown_reference(self._sums, release.noise_std, self._parameters, sites)
 
     def _salts(self, number: int) -> dict[str, Floats]:
         """By which records are split and sites are drawn in a round; public, and of no round but this."""
@@ -338,33 +333,55 @@ class MomentRounds:
         return {SALT: np.random.default_rng((self._seed, 0x73616C74, number)).integers(2**53, size=2).astype(np.float64)}
 
 
-def shown_reference(release: Release, parameters: MomentAlignment, participants: Sequence[str]) -> MomentReference:
-    """The maps of all sites from the release of each one's power sums.
+@dataclass(frozen=True)
+class SiteSums:
+    """A site's power sums, the mean of those of so many releases."""
+
+    values: Mapping[str, Floats]
+    releases: int = 1
+
+    def with_further(self, values: Mapping[str, Floats]) -> "SiteSums":
+        """These and those of one release more."""
+        more = self.releases + 1
+        return SiteSums({name: mean + (values[name] - mean) / more for name, mean in self.values.items()}, more)
+
+
+def _moments_of(sums: Sequence[SiteSums], noise_std: Mapping[str, float]) -> FeatureMoments:
+    """Of the records of some sites; ``noise_std``: of one release of a site."""
+    noise = math.sqrt(sum(1.0 / each.releases for each in sums))
+    whole = {name: np.sum([each.values[name] for each in sums], axis=0) for name in sums[0].values}
+    return moments_of_sums(whole, {name: std * noise for name, std in noise_std.items()})
+
+
+def shown_reference(
+    sums: Mapping[str, SiteSums], noise_std: Mapping[str, float], parameters: MomentAlignment, participants: Sequence[str]
+) -> MomentReference:
+    """The maps of all sites from each one's power sums.
 
     Args:
-        release: disclosed per site; its noise is that of a site's own.
+        sums: of the sites that were in a release.
+        noise_std: of one release of a site.
         parameters: resolved.
-        participants: of the study; one that is not in the cohort has the map of one that is, for records to be drawn for.
+        participants: of the study; for one without sums, records are drawn for another one's map, and the result has none.
     """
-    cohort = len(release.cohort)
-    rows = [{name: values[row] for name, values in release.values.items()} for row in range(cohort)]
-    own = [moments_of_sums(row, release.noise_std) for row in rows]
-    together = {name: std * math.sqrt(cohort) for name, std in release.noise_std.items()}
-    pooled = moments_of_sums({name: values.sum(axis=0) for name, values in release.values.items()}, together)
+    cohort = tuple(name for name in participants if name in sums)
+    own = [_moments_of([sums[name]], noise_std) for name in cohort]
+    pooled = _moments_of([sums[name] for name in cohort], noise_std)
     terms = [moment_terms(moments) for moments in own]
     within = mean_of_moments({name: np.sum([term[name] for term in terms], axis=0) for name in terms[0]})
     moments = pooled if parameters.reference == "pooled" else within
     maps = [moment_map(each, moments, adjust=parameters.adjust, tau=parameters.tau).affine() for each in own]
-    places = [release.cohort.index(name) if name in release.cohort else at % cohort for at, name in enumerate(participants)]
+    places = [cohort.index(name) if name in sums else at % len(cohort) for at, name in enumerate(participants)]
     scale, offset = (np.stack([maps[place][part] for place in places]) for part in (0, 1))
-    reference = reference_arrays(moments)
+    reference, there = reference_arrays(moments), np.array([[name in sums] for name in participants])
     use = _use(parameters)
     made_by = {"kind": "moments", "tau": parameters.tau, "moments": use, "reference": {name: name for name in reference}}
     maps_of = {"sites": list(participants), "matrix": ALIGNMENT_SCALE, "offset": ALIGNMENT_OFFSET}
     application = {"kind": "maps", **maps_of, "moments": use, "made_by": made_by}
     broadcast = {ALIGNMENT_SCALE: scale, ALIGNMENT_OFFSET: offset}
+    reference |= {ALIGNMENT_SCALE: np.where(there, scale, 1.0), ALIGNMENT_OFFSET: np.where(there, offset, 0.0)}
     summary = _summary(parameters, moments, pooled.number)
-    return MomentReference(moments, broadcast, application, summary, release.cohort, reference)
+    return MomentReference(moments, broadcast, application, summary, cohort, reference)
 
 
 def moment_reference(release: Release, parameters: MomentAlignment, within: Release | None = None) -> MomentReference:
