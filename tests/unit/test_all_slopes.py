@@ -64,7 +64,7 @@ def test_it_rejects_no_oftener_than_it_says_where_noise_is_most() -> None:
         x = terms(rng)
         fit = fitted(rng, x, counts(rng, x, (0.0, 0.0, 0.0)), 1.9)
         found, step = fit.all_slopes(), Fit.all_slopes(fit)
-        if isinstance(found, Wald) and isinstance(step, Test):
+        if isinstance(found, Wald) and isinstance(step, Wald):
             p_values.append(found.p_value)
             of_step.append(step.p_value)
             assert found.degrees + len(found.left_out) == step.degrees
