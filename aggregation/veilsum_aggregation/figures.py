@@ -61,6 +61,11 @@ class Figure:
         return (self.high - self.low) / 2.0
 
     @property
+    def towards_zero(self) -> float:
+        """Standard error of both by the interval's end on the side of 0; infinite where it is open."""
+        return (self.value - self.low if self.value > 0.0 else self.high - self.value) / Z95
+
+    @property
     def noise_share(self) -> float:
         """Share of the error's variance that is noise: near 1, the records could hardly show; 0 of an exact figure."""
         variance = self.noise_error**2 + self.sampling_error**2
@@ -158,7 +163,7 @@ class Test:
         degrees: of freedom.
         p_value: probability of so large a value if the hypothesis holds; the noise is accounted for, so it is always valid.
         noise_share: share of the statistic's variance that is noise: near 1, the records could hardly show.
-        left_out: groups whose numbers are within noise, which the test leaves out.
+        left_out: groups or slopes of which noise hides what the test compares, and which it leaves out.
     """
 
     statistic: float
@@ -175,7 +180,7 @@ def test_row(name: str, of: str, found: Test | NotEstimable, **more: Any) -> Row
         told, note = dict.fromkeys(("statistic", "degrees", "p_value", "noise_share")), f"not estimable: {found.reason}"
     else:
         told = {name: getattr(found, name) for name in ("statistic", "degrees", "p_value", "noise_share")}
-        note = f"{len(found.left_out)} groups within noise are left out" if found.left_out else ""
+        note = f"{len(found.left_out)} groups or terms within noise are left out" if found.left_out else ""
     return {"test": name, "of": of} | told | {"note": note} | more
 
 

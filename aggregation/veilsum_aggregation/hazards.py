@@ -22,18 +22,9 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.baselines import Baseline, LifeTable, Strata, first_baseline
+from veilsum_aggregation.cells import Cells, Path
 from veilsum_aggregation.figures import FLAT, NotEstimable
-from veilsum_aggregation.newton import (
-    FLOOR,
-    LONGEST_STEP,
-    Cells,
-    Path,
-    SolvedFit,
-    limited,
-    nothing,
-    unconverged,
-    without,
-)
+from veilsum_aggregation.newton import FLOOR, LONGEST_STEP, SolvedFit, limited, nothing, unconverged, without
 from veilsum_aggregation.regression import told_directions, too_weak
 
 STEPS = 8
@@ -223,11 +214,6 @@ class HazardFit(SolvedFit):
         """What a result says of the baseline: how many periods, and how the hazard goes in each."""
         return self.model.baseline.told(self.point[: self.model.q])
 
-    @property
-    def reach(self) -> float:
-        """The operator norm that the noise of gamma's information has."""
-        return self._information[4] * math.sqrt(2.0 * self.model.whiten.shape[1])
-
     @cached_property
     def _explained(self) -> Floats:
         """What the information of gamma (p, p) loses because the baseline is fitted as well, less what noise adds to it."""
@@ -236,22 +222,15 @@ class HazardFit(SolvedFit):
         return np.asarray(cross.T @ inverse @ cross - cross_std**2 * np.trace(inverse) * np.eye(cross.shape[1]))
 
     @cached_property
-    def _spectrum(self) -> tuple[Floats, Floats]:
-        values, vectors = np.linalg.eigh(self._information[2] - self._explained)
-        return values, vectors
-
-    @cached_property
-    def _given(self) -> Floats:
-        """The information of gamma (p, p) given alpha, with no eigenvalue below its noise."""
-        values, vectors = self._spectrum
-        least = max(self.reach, FLAT * float(np.abs(values).max()), 1e-300)
-        return np.asarray((vectors * np.maximum(values, least)) @ vectors.T)
+    def gamma_information(self) -> tuple[Floats, float]:
+        """Given theta."""
+        return self._information[2] - self._explained, self._information[4]
 
     def _joint(self, factors: Floats) -> Floats:
         """The joint information (q + p, q + p) where the hazards of pieces (m,) have been multiplied."""
         expected, cross, _, _, _ = self._averages
         hazards, both = self._of_baseline(expected * factors, cross * factors[:, None])
-        return np.block([[hazards, both], [both.T, self._given + both.T @ np.linalg.solve(hazards, both)]])
+        return np.block([[hazards, both], [both.T, self.floored + both.T @ np.linalg.solve(hazards, both)]])
 
     @cached_property
     def _matrix(self) -> Floats:
@@ -356,11 +335,6 @@ class HazardFit(SolvedFit):
         whiten = self.model.whiten
         noise, sampling = (np.pad(whiten @ matrix @ whiten.T, ((1, 0), (1, 0))) for matrix in self._white_covariances)
         return noise, sampling
-
-    @property
-    def smallest(self) -> float:
-        """The smallest eigenvalue of gamma's information given alpha."""
-        return float(self._spectrum[0][0])
 
     @property
     def drowned(self) -> NotEstimable | None:

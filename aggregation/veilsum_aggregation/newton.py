@@ -8,28 +8,23 @@ release gives the score and the information at one gamma,
 
 and the next gamma is a Newton step of all releases so far: older scores are moved along H. Scores are weighted by the terms
 alone, so each is an unbiased estimating equation, and the last gamma's error is that of the scores' sum. Measured:
-docs/results.md, "Regression".
-
-One step from a noised gamma is not the solution. Where a term tells two cells of records apart, as a level and the others of
-its category, it is solved exactly: a cell whose Newton step in the linear predictor is x moves by
-t(x) = log((1 + (1 - q) x) / (1 - q x)), q the mean of an event there and 0 of counts (:class:`Cells`). Older scores were
-moved along H, where the cell's own means tell how they move, for which x is corrected (:func:`corrected`). Intervals of the
-noise are therefore of the step, moved by t, and are combined with sampling's by their ends' distances (MOVER, Zou and Donner
-2008).
+docs/results.md, "Regression". One step from a noised gamma is not the solution, for which it is solved in a term's cells
+(:mod:`veilsum_aggregation.cells`).
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.families import Family, link, mean_of
-from veilsum_aggregation.figures import FLAT, Z95, Answer, Figure, NotEstimable
+from veilsum_aggregation.cells import Cells, Path
+from veilsum_aggregation.families import Family, link
+from veilsum_aggregation.figures import FLAT, Z95, Answer, Figure, NotEstimable, Test, chi_squared
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
 
 REACH = 1.25
@@ -45,12 +40,6 @@ farther from the end."""
 NOISY_STEPS = 3
 """Releases of a study with noise. Results of studies without, of so many releases, are computed as they were."""
 
-LONGEST_MOVE, HALVINGS = 100.0, 60
-"""How far the linear predictor of a cell is followed, and how often that is halved to find where it goes."""
-
-NO_VARIANCE = 1e-12
-"""Below it a cell's variance does not divide."""
-
 LONGEST_STEP = 2.0
 """Radius in gamma of one step: at 1 a typical record's linear predictor changes by 1."""
 
@@ -58,6 +47,9 @@ WEAKEST, WEAKEST_STEP = 1.0, 0.5
 """The noise of H, as a share of its smallest eigenvalue, up to which intervals hold (measured): of fits that are solved in
 cells, and of a step alone. H is lifted to its noise; a rule far above that would choose studies in which noise made H large:
 their steps are too short, and stay near a point whose own error is in no interval."""
+
+HIDDEN = NotEstimable("noise may hide that each slope is 0", "more records or epsilon, or merge levels")
+"""Of a test whose slopes all have intervals that are open towards 0."""
 
 EXCESS = 0.98
 """Largest part of the information that the score's variance is taken to lack because of shortening."""
@@ -162,200 +154,6 @@ def without(step: Floats, whiten: Floats, apart: Floats) -> Floats:
     return np.asarray(step - directions @ (directions.T @ step), dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Records that a term does not tell apart, at the point from which a step goes.
-
-    Attributes:
-        family: of the regression.
-        at: mean of their linear predictor, offsets and all.
-        spread: its standard deviation, where a mean has a bound: the part of them whose mean is at the bound does not move.
-        most: M, the largest mean of counts.
-        scale, shift: what the step of a fit x is as a step of this point's own mean and variance, scale x + shift.
-    """
-
-    family: Family
-    at: float
-    spread: float = 0.0
-    most: float = math.inf
-    scale: float = 1.0
-    shift: float = 0.0
-
-    @cached_property
-    def mean(self) -> float:
-        """q of events; of counts what one record is expected to have, :meth:`_expected`."""
-        return float(mean_of("logistic", np.array(self.at), 1.0)[0]) if self.family == "logistic" else self._expected(self.at)
-
-    @property
-    def variance(self) -> float:
-        return self.mean * (1.0 - self.mean) if self.family == "logistic" else self.mean
-
-    def _expected(self, at: float) -> float:
-        """E min(exp X, M) of a normal X of mean ``at``: exp(at + s^2 / 2) Phi(a - s) + M Phi(-a), a = (log M - at) / s."""
-        if math.isinf(self.most) or self.spread == 0.0:
-            return min(math.exp(at + self.spread**2 / 2.0), self.most)
-        away = (math.log(self.most) - at) / self.spread
-        below = math.exp(at + self.spread**2 / 2.0) * _normal(away - self.spread)
-        return min(below + self.most * _normal(-away), self.most)
-
-    def moved(self, x: float) -> float:
-        """t(x), for a Newton step x of the linear predictor; infinite where it leads to no events, or to nothing else."""
-        x = self.scale * x + self.shift
-        if self.family == "logistic":
-            top, bottom = 1.0 + (1.0 - self.mean) * x, 1.0 - self.mean * x
-            return -math.inf if top <= 0.0 else math.inf if bottom <= 0.0 else math.log(top / bottom)
-        if x <= -1.0:
-            return -math.inf
-        if math.isinf(self.most):
-            return math.log1p(x)
-        wanted = self.mean * (1.0 + x)
-        if wanted >= self.most:
-            return math.inf
-        low = math.log(wanted) - self.spread**2 / 2.0  # without the bound; nowhere above the solution
-        width = 1.0
-        while self._expected(low + width) < wanted and width < LONGEST_MOVE:
-            width *= 2.0
-        for _ in range(HALVINGS):
-            width /= 2.0
-            low += width if self._expected(low + width) <= wanted else 0.0
-        return low - self.at
-
-
-def _normal(z: float) -> float:
-    """Phi(z)."""
-    return math.erfc(-z / math.sqrt(2.0)) / 2.0
-
-
-ALONE = np.ones(1)
-"""The shares of one release."""
-
-
-@dataclass(frozen=True)
-class Path:
-    """Where a fit's releases were, and what of them is in its last step.
-
-    Attributes:
-        points: coefficients (r, p), of the last release the last.
-        scores, information: what those of each release count (r,), of :func:`release_shares`.
-    """
-
-    points: Floats
-    scores: Floats = field(default_factory=ALONE.copy)
-    information: Floats = field(default_factory=ALONE.copy)
-
-
-def corrected(cells: Sequence[Cell], path: Path) -> Cell:
-    """The last of a cell's points (r), for the step of a fit whose score and information are means of all releases.
-
-    With m_i and v_i its mean and variance at a_i, w_i the shares of scores and v the mean of v_i by those of information,
-    scores that were moved by v (a_r - a_i) have led to a step x = (y - k) / v of what was observed, y, with
-    k = sum w_i (m_i + v (a_r - a_i)). That of the last point alone is (y - m_r) / v_r = (v x + k - m_r) / v_r.
-    """
-    last = cells[-1]
-    variance = float(path.information @ [max(cell.variance, NO_VARIANCE) for cell in cells])
-    known = float(path.scores @ [cell.mean + variance * (last.at - cell.at) for cell in cells])
-    own = max(last.variance, NO_VARIANCE)
-    return replace(last, scale=variance / own, shift=(known - last.mean) / own)
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A combination of coefficients as the difference between the linear predictors of two cells of records.
-
-    Attributes:
-        rows: mean terms of the cell above and of the one below, (2, p).
-        span: the difference, in units of the combination.
-        cells: both, above and below.
-        share: of the step's error the part that is the cell's above: the larger, the less information it has.
-    """
-
-    rows: Floats
-    span: float
-    cells: tuple[Cell, Cell]
-    share: float
-
-    def solved(self, step: Floats, error: float) -> float:
-        """What a Newton step (p,) leads to, if its combination is ``error`` more; infinite where a cell would have no events,
-        or nothing else."""
-        (one, other), off = self.rows @ step, error * self.span
-        above, below = self.cells
-        return (above.moved(one + self.share * off) - below.moved(other + (self.share - 1.0) * off)) / self.span
-
-
-@dataclass(frozen=True)
-class Cells:
-    """Of which records the terms are, as the first release tells it.
-
-    Attributes:
-        family: of the regression.
-        gram: A (p, p) of (1, terms), terms in [-1, 1].
-        categories: places of the terms that are levels of one category, whose first level has none.
-        most: M, the largest mean of counts.
-        offset: mean and standard deviation of what records' offsets add to the linear predictor.
-    """
-
-    family: Family
-    gram: Floats
-    categories: tuple[tuple[int, ...], ...] = ()
-    most: float = math.inf
-    offset: tuple[float, float] = (0.0, 0.0)
-
-    def contrast(self, weights: Floats, path: Path) -> Contrast | None:
-        """A combination (p,) of two levels, or of a number; None of any other.
-
-        A number is taken for two cells that have its mean and variance, in shares that its bounds and mean suggest: an
-        indicator has its own two.
-        """
-        used = np.flatnonzero(weights)
-        if not used.size or used[0] == 0:
-            return None
-        total = max(float(self.gram[0, 0]), 1.0)
-        mean = self.gram[0] / total
-        for places in self.categories:
-            if set(used) <= set(places):
-                return self._of_levels(weights, path, mean, list(places), total)
-        if used.size > 1:
-            return None
-        (place,), least = used, 1.0 / total
-        share = min(max((1.0 + float(mean[place])) / 2.0, least), 1.0 - least)
-        spread = math.sqrt(max(float(self.gram[place, place]) / total - float(mean[place]) ** 2, least))
-        rows = np.array([mean, mean])
-        rows[:, place] += [spread * math.sqrt((1.0 - share) / share), -spread * math.sqrt(share / (1.0 - share))]
-        if weights[place] < 0.0:
-            rows, share = rows[::-1], 1.0 - share
-        return self._between(rows, weights, path, [int(place)], (share * total, (1.0 - share) * total))
-
-    def _of_levels(self, weights: Floats, path: Path, mean: Floats, places: list[int], total: float) -> Contrast | None:
-        """The first level, which has no place, stands last."""
-        own = np.append(weights[places], -float(weights[places].sum()))
-        sizes = np.append(mean[places], 1.0 - float(mean[places].sum())) * total
-        above, below = np.flatnonzero(own > 0.0), np.flatnonzero(own < 0.0)
-        if above.size != 1 or below.size != 1:
-            return None
-        pair = [int(above[0]), int(below[0])]
-        rows = np.array([mean, mean])
-        rows[:, places] = np.eye(len(own))[pair, :-1]
-        numbers = max(float(sizes[pair[0]]), 1.0), max(float(sizes[pair[1]]), 1.0)
-        return self._between(rows, weights, path, places, numbers)
-
-    def _between(self, rows: Floats, weights: Floats, path: Path, places: list[int], numbers: tuple[float, float]) -> Contrast:
-        """Of cells of so many records, in which the terms at ``places`` do not vary."""
-        above, below = (corrected([self._cell(row, at, places) for at in path.points], path) for row in rows)
-        one, other = (
-            size * cell.scale * max(cell.variance, NO_VARIANCE) for size, cell in zip(numbers, (above, below), strict=True)
-        )
-        span = float((rows[0] - rows[1]) @ weights) / float(weights @ weights)
-        return Contrast(rows, span, (above, below), other / (one + other))
-
-    def _cell(self, row: Floats, at: Floats, places: list[int]) -> Cell:
-        """The cell of these mean terms (p,) at coefficients (p,)."""
-        others, number = np.array(at), max(float(self.gram[0, 0]), 1.0)
-        others[places] = 0.0
-        mean, square = float(self.gram[0] @ others) / number, float(others @ self.gram @ others) / number
-        spread = math.sqrt(max(square - mean**2, 0.0) + self.offset[1] ** 2)
-        return Cell(self.family, float(np.clip(row @ at + self.offset[0], -30.0, 30.0)), spread, self.most)
-
-
 class Noised(Protocol):
     """A release: the noise of its score and of its information."""
 
@@ -367,7 +165,7 @@ class Noised(Protocol):
 
 
 class SolvedFit(Fit):
-    """A fit whose last step is solved in the cells of the term that a figure is of.
+    """A fit by noised steps, of which the last is solved in the cells of the term that a figure is of.
 
     Attributes:
         cells: of records; None for figures of the step alone.
@@ -381,6 +179,33 @@ class SolvedFit(Fit):
     @abstractmethod
     def last_step(self) -> tuple[Path, Floats]:
         """How the last step was come to, and the step (p,)."""
+
+    @property
+    @abstractmethod
+    def gamma_information(self) -> tuple[Floats, float]:
+        """The information of gamma (k, k) before it is floored, and the noise on its diagonal."""
+
+    @property
+    def reach(self) -> float:
+        """The operator norm that its noise has, about s sqrt(2 k)."""
+        return self.gamma_information[1] * math.sqrt(2.0 * len(self.gamma_information[0]))
+
+    @cached_property
+    def _spectrum(self) -> tuple[Floats, Floats]:
+        values, vectors = np.linalg.eigh(self.gamma_information[0])
+        return values, vectors
+
+    @property
+    def smallest(self) -> float:
+        """Its smallest eigenvalue."""
+        return float(self._spectrum[0][0])
+
+    @cached_property
+    def floored(self) -> Floats:
+        """It (k, k) with no eigenvalue below its noise."""
+        values, vectors = self._spectrum
+        least = max(self.reach, FLAT * float(np.abs(values).max()), 1e-300)
+        return np.asarray((vectors * np.maximum(values, least)) @ vectors.T, dtype=np.float64)
 
     @cached_property
     def shares(self) -> tuple[Floats, Floats]:
@@ -401,6 +226,8 @@ class SolvedFit(Fit):
             return super().figure(weights, noise, sampling)
         start, reach = float(weights @ path.points[-1]), Z95 * math.sqrt(noise)
         low, value, high = (start + contrast.solved(step, error) for error in (-reach, 0.0, reach))
+        # Where two cells may have no events their difference is anything.
+        low, high = -math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high
         if math.isinf(low) and math.isinf(high):
             return NotEstimable(
                 f"the last step, or its noise, is too long for what {self.named(weights) or 'the term'} tells",
@@ -412,6 +239,26 @@ class SolvedFit(Fit):
         below, above = math.hypot(value - low, half), math.hypot(high - value, half)
         deviations = Z95 * abs(value) / max(below if value > 0.0 else above, 1e-300)
         return Figure(value, error, half / Z95, value - below, value + above, math.erfc(deviations / math.sqrt(2.0)))
+
+    def all_slopes(self) -> Test | NotEstimable:
+        """By the values and errors of the told intervals, on the side of 0, which vary together as the step does: of one slope
+        it is that slope's p-value. Slopes whose intervals are open there are left out: noise may hide that they are 0."""
+        if self.cells is None or self.drowned is not None or not (noise := self.covariances[0]).any():
+            return super().all_slopes()
+        sampling, unit = self.covariances[1], np.eye(self.p)
+        slopes = [place for place in range(1, self.p) if self.hidden(unit[place]) is None]
+        answers = {
+            place: self.figure(unit[place], float(noise[place, place]), float(sampling[place, place])) for place in slopes
+        }
+        found = {place: each for place, each in answers.items() if isinstance(each, Figure) and each.towards_zero < math.inf}
+        if slopes and not found:
+            return HIDDEN
+        told, apart = list(found), tuple(place for place in slopes if place not in found)
+        by_noise = [math.sqrt(max(each.towards_zero**2 - each.sampling_error**2, 0.0)) for each in found.values()]
+        scale = np.array(by_noise) / np.sqrt(noise[told, told])
+        within = np.ix_(told, told)
+        values = np.array([each.value for each in found.values()])
+        return chi_squared(values, noise[within] * np.outer(scale, scale), sampling[within], len(told), apart)
 
 
 @dataclass(frozen=True)
@@ -462,33 +309,11 @@ class NewtonFit(SolvedFit):
         return self.left_out
 
     @cached_property
-    def _information(self) -> tuple[Floats, float]:
-        """The mean information before it is floored, and its noise."""
+    def gamma_information(self) -> tuple[Floats, float]:
+        """The mean of all releases."""
         stds, (_, shares) = [release.information_std for release in self.releases], self.shares
         matrix = np.tensordot(shares, np.array([release.information for release in self.releases]), 1)
         return np.asarray(matrix, dtype=np.float64), float(np.sqrt((shares**2) @ np.square(stds)))
-
-    @property
-    def reach(self) -> float:
-        """The operator norm that the noise of H has, about s sqrt(2 p)."""
-        return self._information[1] * math.sqrt(2.0 * self.whiten.shape[1])
-
-    @cached_property
-    def _spectrum(self) -> tuple[Floats, Floats]:
-        values, vectors = np.linalg.eigh(self._information[0])
-        return values, vectors
-
-    @property
-    def smallest(self) -> float:
-        """The smallest eigenvalue of H."""
-        return float(self._spectrum[0][0])
-
-    @cached_property
-    def floored(self) -> Floats:
-        """H (p, p) with no eigenvalue below its noise."""
-        values, vectors = self._spectrum
-        least = max(self.reach, FLAT * float(np.abs(values).max()), 1e-300)
-        return np.asarray((vectors * np.maximum(values, least)) @ vectors.T, dtype=np.float64)
 
     @cached_property
     def _score(self) -> tuple[Floats, float]:
@@ -524,7 +349,7 @@ class NewtonFit(SolvedFit):
 
     @cached_property
     def _white_covariances(self) -> tuple[Floats, Floats]:
-        inverse, (_, score_std), (_, information_std) = np.linalg.inv(self.floored), self._score, self._information
+        inverse, (_, score_std), (_, information_std) = np.linalg.inv(self.floored), self._score, self.gamma_information
         unit, d = np.eye(len(inverse)), self.step
         middle = score_std**2 * unit + information_std**2 / 2.0 * (float(d @ d) * unit + np.outer(d, d))
         return np.asarray(inverse @ middle @ inverse), self._sampling

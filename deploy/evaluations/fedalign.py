@@ -28,7 +28,7 @@ from veilsum.compile import StudyRequest
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.moment_plans import LABEL
+from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.simulation.partition import partition
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import Model

@@ -329,7 +329,7 @@ def draft_study(
     records, unit = request.expected_records or schema.max_records, request.unit(schema)
     inputs = Inputs(schema, encoder, len(members), private, records, request.privacy.epsilon, unit)
     if "outcome" in request.all_parameters and "outcome" not in method.Parameters.model_fields:
-        from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
+        from veilsum_coordinator.parts.base import OF_OUTCOMES
 
         raise ConfigurationError(f"{source}: the method {method.name} takes no outcome.", OF_OUTCOMES)
     parameters = method.resolve(validate(request.all_parameters, method.Parameters, source=source), inputs)

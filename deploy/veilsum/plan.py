@@ -258,9 +258,11 @@ def notes(study: Study, records: int) -> Iterator[str]:
     yield from _units(study)
     yield from _secure_steps(study)
     if study.privacy.noise != "none" and any(task.task == "power-moments" for task in study.tasks):
-        from veilsum_coordinator.parts.moment_plans import records_to_align
+        from veilsum_coordinator.parts.moment_alignment import records_to_align
 
-        yield from _vain_alignment(records, records_to_align(study))
+        needed = records_to_align(study)
+        never = study.privacy.unit == "site" and (needed or 2) > 1  # a site's sum is as long as one record's
+        yield from _vain_alignment(records, None if never else needed)
 
 
 def _disclosures(study: Study) -> Iterator[str]:

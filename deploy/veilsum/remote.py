@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -59,6 +59,9 @@ _Reply = TypeVar("_Reply")
 
 LOG = logging.getLogger("veilsum.remote")
 
+MOST_LISTED = 2**20
+"""Studies after which no more are asked for, whatever a coordinator says."""
+
 
 @dataclass(frozen=True)
 class RoundInfo:
@@ -94,7 +97,9 @@ class StudyInfo:
         results: names of the result's files.
         declared, released: releases that the study declares, and those so far.
         epsilon, epsilon_spent: what the former cost, and the latter; None without noise.
+        rounds: the newest; of a study in a list the last.
         checkpoints: rounds whose models can be fetched, ascending.
+        bytes_received, seconds: of all rounds.
     """
 
     study: str
@@ -116,6 +121,8 @@ class StudyInfo:
     epsilon_spent: float | None = None
     delta: float = 0.0
     checkpoints: tuple[int, ...] = ()
+    bytes_received: int = 0
+    seconds: float = 0.0
 
     @classmethod
     def parse(cls, status: pb.StudyStatus) -> "StudyInfo":
@@ -152,6 +159,8 @@ class StudyInfo:
             epsilon_spent=finite(status.epsilon_spent) if status.HasField("epsilon_spent") else None,
             delta=finite(status.delta) or 0.0,
             checkpoints=tuple(status.checkpoints),
+            bytes_received=status.bytes_received,
+            seconds=round(finite(status.seconds) or 0.0, 3),
         )
 
     @property
@@ -218,18 +227,21 @@ class Remote:
             HostileInput: the answer is malformed.
         """
 
-        def ask() -> pb.SpendingReply | None:
-            try:
-                return self._stub.Spending(pb.SpendingRequest(dataset=dataset), timeout=CALL_SECONDS)
-            except grpc.RpcError as error:
-                if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    return None
-                raise
+        def ask() -> dict[str, Counter[Mechanism]] | None:
+            found, after, more = dict[str, Counter[Mechanism]](), "", True
+            while more:
+                try:
+                    reply = self._stub.Spending(pb.SpendingRequest(dataset=dataset, after=after), timeout=CALL_SECONDS)
+                except grpc.RpcError as error:
+                    if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                        return None
+                    raise
+                found |= {printable(item.participant): read_spending(item.events) for item in reply.participants}
+                last = max((item.participant for item in reply.participants), default="")
+                after, more = last, reply.more and last > after
+            return found
 
-        reply = self._called(ask)
-        if reply is None:
-            return None
-        return {printable(item.participant): read_spending(item.events) for item in reply.participants}
+        return self._called(ask)
 
     def submit(self, study: Study, analyst: Credentials) -> bytes:
         """Sign and submit a study; returns its digest."""
@@ -246,17 +258,28 @@ class Remote:
             except grpc.RpcError as error:
                 if not again or not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
                     raise
-                known = self._stub.List(pb.ListRequest(), timeout=CALL_SECONDS).studies
-                if all(item.study != digest for item in known):
+                if all(item.study != digest for item in self._listed(digest.hex())):
                     raise
                 return digest  # an earlier try got through, and its answer was lost
 
         return self._called(send)
 
     def list(self) -> list[StudyInfo]:
-        """The caller's studies, oldest first; an operator's are all."""
-        reply = self._called(lambda: self._stub.List(pb.ListRequest(), timeout=CALL_SECONDS))
-        return [StudyInfo.parse(item) for item in reply.studies]
+        """The caller's studies, oldest first, each with the last of its rounds; an operator's are all."""
+        return [*self._list("")]
+
+    def _list(self, begins: str) -> Sequence[StudyInfo]:
+        return [StudyInfo.parse(item) for item in self._called(lambda: self._listed(begins))]
+
+    def _listed(self, begins: str) -> Sequence[pb.StudyStatus]:
+        """Studies whose digests begin with some hexadecimal digits, or also others, from reply to reply."""
+        found, more = deque[pb.StudyStatus](), True
+        while more and len(found) < MOST_LISTED:
+            before = found[0].study if found else b""
+            reply = self._stub.List(pb.ListRequest(before=before, begins=begins), timeout=CALL_SECONDS)
+            found.extendleft(reversed(reply.studies))
+            more = reply.more and len(reply.studies) > 0
+        return found
 
     def find(self, prefix: str) -> bytes:
         """The digest of the one study whose hexadecimal digest begins with ``prefix``.
@@ -264,7 +287,7 @@ class Remote:
         Raises:
             Misuse: not hexadecimal, too short, or no study or several begin so.
         """
-        return find_study(prefix, self.list)
+        return find_study(prefix, self._list)
 
     def show(self, study: bytes) -> StudyInfo:
         """A study's state."""
@@ -364,14 +387,14 @@ def _patiently(call: Callable[[], _Reply], way: Route, identity: Path, *, met: b
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def find_study(prefix: str, listed: Callable[[], Sequence[StudyInfo]]) -> bytes:
+def find_study(prefix: str, listed: Callable[[str], Sequence[StudyInfo]]) -> bytes:
     """The digest of the one study that a prefix names; arguments and errors as of :meth:`Remote.find`."""
     text = prefix.lower()
     if not SHORTEST_ID <= len(text) <= 64 or not re.fullmatch("[0-9a-f]+", text):
         raise Misuse(f"A study is named by {SHORTEST_ID} to 64 hexadecimal digits.", "See `veilsum study list`.")
     if len(text) == 64:
         return bytes.fromhex(text)
-    found = [item.study for item in listed() if item.study.startswith(text)]
+    found = [item.study for item in listed(text) if item.study.startswith(text)]
     if len(found) != 1:
         what = "No study begins" if not found else f"{len(found)} studies begin"
         advice = "See `veilsum study list`." if not found else "Give more digits."

@@ -1298,12 +1298,21 @@ Global___SubmitReply: _TypeAlias = SubmitReply  # noqa: Y015
 class ListRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    BEFORE_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
+    before: _builtins.bytes
+    """a study's digest: only those before it, as it was the oldest in the reply before"""
+    begins: _builtins.str
+    """hexadecimal digits that the digests begin with"""
     def __init__(
         self,
+        *,
+        before: _builtins.bytes = ...,
+        begins: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "begins", b"begins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1314,16 +1323,22 @@ class ListReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STUDIES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """whether there are older ones"""
     @_builtins.property
-    def studies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StudyStatus]: ...
+    def studies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StudyStatus]:
+        """oldest first, the newest that fit into a message; of each no round but the last"""
+
     def __init__(
         self,
         *,
         studies: _abc.Iterable[Global___StudyStatus] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["studies", b"studies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "studies", b"studies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1435,6 +1450,8 @@ class StudyStatus(_message.Message):
     EPSILON_SPENT_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     study: _builtins.bytes
     name: _builtins.str
     method: _builtins.str
@@ -1456,6 +1473,10 @@ class StudyStatus(_message.Message):
     epsilon_spent: _builtins.float
     """that the releases so far cost"""
     delta: _builtins.float
+    bytes_received: _builtins.int
+    """in all rounds"""
+    seconds: _builtins.float
+    """that all rounds took"""
     @_builtins.property
     def participants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1464,7 +1485,7 @@ class StudyStatus(_message.Message):
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]: ...
     @_builtins.property
     def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundStatus]:
-        """of long studies the newest"""
+        """of long studies, and of large cohorts, the newest"""
 
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1496,10 +1517,12 @@ class StudyStatus(_message.Message):
         epsilon_spent: _builtins.float | None = ...,
         delta: _builtins.float = ...,
         checkpoints: _abc.Iterable[_builtins.int] | None = ...,
+        bytes_received: _builtins.int = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_epsilon_spent", b"_epsilon_spent", "epsilon", b"epsilon", "epsilon_spent", b"epsilon_spent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_epsilon_spent", b"_epsilon_spent", "analyst", b"analyst", "checkpoints", b"checkpoints", "declared", b"declared", "delta", b"delta", "enrolled", b"enrolled", "epsilon", b"epsilon", "epsilon_spent", b"epsilon_spent", "method", b"method", "name", b"name", "participants", b"participants", "phase", b"phase", "progress", b"progress", "reason", b"reason", "refusals", b"refusals", "released", b"released", "results", b"results", "rounds", b"rounds", "study", b"study", "submitted", b"submitted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_epsilon_spent", b"_epsilon_spent", "analyst", b"analyst", "bytes_received", b"bytes_received", "checkpoints", b"checkpoints", "declared", b"declared", "delta", b"delta", "enrolled", b"enrolled", "epsilon", b"epsilon", "epsilon_spent", b"epsilon_spent", "method", b"method", "name", b"name", "participants", b"participants", "phase", b"phase", "progress", b"progress", "reason", b"reason", "refusals", b"refusals", "released", b"released", "results", b"results", "rounds", b"rounds", "seconds", b"seconds", "study", b"study", "submitted", b"submitted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
     _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
@@ -1517,15 +1540,19 @@ class SpendingRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATASET_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
+    after: _builtins.str
+    """a participant's name: only those behind it"""
     def __init__(
         self,
         *,
         dataset: _builtins.str = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "dataset", b"dataset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1559,18 +1586,22 @@ class SpendingReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """whether others are behind them"""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParticipantSpending]:
-        """those with any release of the dataset, sorted by name"""
+        """those with any release of the dataset, sorted by name; the first that fit"""
 
     def __init__(
         self,
         *,
         participants: _abc.Iterable[Global___ParticipantSpending] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["participants", b"participants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "participants", b"participants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

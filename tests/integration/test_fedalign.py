@@ -16,7 +16,7 @@ from support.recording import Recorder
 from veilsum.local.federation import results_directory
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.moment_plans import LABEL
+from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import load_model
 from veilsum_participant.cli.apply import kept_statistic

@@ -16,13 +16,16 @@ from support.federation import TestBed, make_bed, make_clusters, make_request, s
 from support.following import Between
 from support.processes import count, running_processes
 from support.proving import proven
+from support.renewing import renew, renew_with_new_key
 from support.victims import unconfinable
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.methods.fedsgd import FedSGD
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.results.proof import release_object
 from veilsum_coordinator.service.runner import RoundLostError, run_study
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
+from veilsum_node.identity import Role, load_credentials
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.local_studies import LocalStudies
 from veilsum_participant.protocol import following
@@ -338,6 +341,41 @@ def test_two_releases_of_one_round_do_not_meet_in_a_third(between: Between) -> N
     later = replace(assignment, round=3)
     with pytest.raises(Refusal, match="another attempt than this site consented to"):
         between.cores["a"].following.broadcast(key, later, None, fetching(between, key, "a"))
+
+
+@pytest.mark.parametrize("renewed", [renew, renew_with_new_key])
+@pytest.mark.parametrize("before", [DirectiveKind.CONTRIBUTE, DirectiveKind.CONSENT], ids=["contribute", "consent"])
+def test_the_coordinators_certificate_is_renewed_between_releases(
+    between: Between, tmp_path: Path, renewed: Any, before: DirectiveKind
+) -> None:
+    """Members go on, one restarted by it too, and are shown the certificate again with the first release that it signed."""
+    _, key, federation = prepared(between)
+    bed, done = between.bed, set[int]()
+
+    def renew_before(name: str, directive: Directive) -> None:
+        if directive.kind == before and directive.round == 2 and name == "b" and not done:
+            done.add(2)
+            renewed(bed.kit, bed.kit.coordinator, bed.clock)
+            between.hub.renew(load_credentials(bed.kit.coordinator.identity, bed.clock(), Role.COORDINATOR))
+        if directive.kind == DirectiveKind.CONTRIBUTE and directive.round == 4 and 4 not in done:
+            done.add(4)
+            between.reopen("d")
+
+    between.before = renew_before
+    run_study(between.hub, key, federation, tmp_path / "results")
+    between.settle()
+    assert done == {2, 4}
+    assert between.hub.status(key).phase == "finished", between.hub.status(key).reason
+    assert [between.charged(name) for name in SITES] == [STEPS + 1] * len(SITES)
+    assert all(codes == {RefusalCode.CONTEXT.value} for codes in between.refused.values())  # the nonce of a former process
+    agreed, roster = AgreedStudy(federation.study), len(SITES)
+    shown = [
+        pb.ReleaseObject.FromString(release_object(bed.hub.journal.database, agreed, roster, number)).certificate
+        for number in range(1, STEPS + 2)
+    ]
+    assert [bool(certificate) for certificate in shown] == [True, True, False, False]
+    assert shown[0] != shown[1]
+    assert proven(bed.hub.journal, tmp_path / "results" / key.hex(), bed.analyst.authority).comparison.exact
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -35,6 +35,7 @@ from veilsum_participant.settings.config import RetentionConfig
 from veilsum_participant.store.kept import KEPT
 from veilsum_participant.store.studies import STUDIES as SITE_STUDIES
 from veilsum_privacy.ledger import LedgerReader
+from veilsum_proto import federation_pb2 as pb
 
 DAY = 86400
 
@@ -83,6 +84,9 @@ def test_a_deleted_study_leaves_its_proof_and_the_ledger(place: HeldStudies, tmp
     assert set(place.held()) == {place.open}
     # the coordinator beside which it was deleted lets go of it, and of nothing else
     assert place.key in place.bed.hub.ended
+    place.bed.hub.confirm(NAMES[0], place.key, pb.DIRECTIVE_KIND_END, 0, 0)  # late, and before it does
+    place.bed.hub.tick()
+    assert set(place.tables().values()) == {0}
     place.bed.hub.forget_deleted()
     assert {*place.bed.hub.studies, *place.bed.hub.ended} == {place.open}
     assert [item.study for item in place.bed.hub.list()] == [place.open]

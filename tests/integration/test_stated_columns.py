@@ -181,6 +181,17 @@ def test_no_message_holds_a_first_records_cell(tmp_path: Path, line: str, text: 
         assert not [message for message in messages if cell in message.replace(str(tmp_path), "")], cell
 
 
+@pytest.mark.parametrize("cell", ["D'Angelo Maria", "m", 's"" x', "1976", "54", "GRO"])
+def test_a_cell_that_looks_like_a_part_of_the_query_is_not_told(tmp_path: Path, cell: str) -> None:
+    """A quotation mark of its own, letters that some word has, or a value that the query compares with."""
+    path = tmp_path / "records.csv"
+    path.write_text(f'"{cell}",sex,age\n50,60,1\n')
+    text = "SELECT t.*, count(*) FROM t WHERE t.age <> '1976' GROUP BY t.age"
+    with pytest.raises(DataError, match="Binder Error: column …") as caught:
+        check_structure(SourceQuery("records", text, files={"t": path}), schema_of(("age",)))
+    assert "must appear" not in str(caught.value)
+
+
 def test_an_owner_sees_the_columns_on_asking(tmp_path: Path) -> None:
     (tmp_path / "records.csv").write_text(f"37,{MRN},f\n")
     shown = list(check("records", csv(tmp_path), None, show=True))

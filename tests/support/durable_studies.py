@@ -13,6 +13,7 @@ from veilsum.request import with_model
 from veilsum_coordinator.parts.alignment import application
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_privacy.results.result import Result, save_result
+from veilsum_privacy.study.encoder import RandomFeatures
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES
@@ -28,10 +29,11 @@ def _plain(
     epsilon: float | None,
     parameters: dict[str, Any] | None = None,
     classes: int = 2,
+    encoder: RandomFeatures | None = None,
     **privacy: Any,
 ) -> Study:
     request = make_request(schema_of(WIDTH, classes, 40), method, epsilon, **privacy)
-    return bed.compile(request.model_copy(update={"parameters": parameters or {}}))
+    return bed.compile(request.model_copy(update={"parameters": parameters or {}, "encoder": encoder}))
 
 
 def _local(
@@ -63,6 +65,7 @@ def _evaluation(bed: TestBed) -> Study:
 STATIONS = {"stations": {"one": ["a", "b"], "two": ["c", "d"]}, "rounds": 2}
 STATION_MODEL = {"model": {"name": "linear", "options": {"scale": 0.5, "bias": 0.7}}}
 ITERATED = {"alignment": {"reference": "barycenter", "mode": "iterated", "rounds": 3}}
+WAVES = RandomFeatures(width=5)
 GENERATION = {"mode": "multi-domain", "target": 30, "extra": 5}
 
 CLEAR = ("none", "moon", "scaffold", "sr", "iir", "ntd")
@@ -92,6 +95,7 @@ STUDIES: dict[str, Compile] = {
     "o-fedavg": partial(_plain, method="o-fedavg", epsilon=4.0),
     "o-fedavg aligned": partial(_plain, method="o-fedavg", epsilon=None, parameters={"alignment": {}}),
     "fedcgs": partial(_plain, method="fedcgs", epsilon=20.0),  # at 2 its head would be within its noise, and not given
+    "fedcgs of random features": partial(_plain, method="fedcgs", epsilon=900.0, parameters={"head": "ridge"}, encoder=WAVES),
     "fedcgs iterated": partial(_plain, method="fedcgs", epsilon=900.0, parameters=ITERATED),
     "fedpft": partial(_plain, method="fedpft", epsilon=None, parameters={"components": 2, "rounds": 1, "samples": 20}),
     "ggeur": partial(_plain, method="ggeur", epsilon=None, parameters={**GENERATION, "rounds": 2, "hidden": 3, "epochs": 1}),
@@ -109,7 +113,10 @@ STUDIES: dict[str, Compile] = {
         for name in OBJECTIVES
     },
     "fedavg some": partial(_local, participation={"mode": "coordinated", "size": 3}, min_cohort=3),
+    "fedavg of a drawn number": partial(_local, participation={"mode": "uniform", "size": 3}, min_cohort=3),
     "fedavg aligned": partial(_local, moments={}),
+    "fedavg moved by drawn sites": partial(_local, moments={"moved_by": "drawn", "records": 1.0}),
+    "fedavg aligned each round": partial(_local, moments={"released": "each-round"}),
     "hfedatm": partial(_plain, method="hfedatm", epsilon=None, min_cohort=2, parameters={**STATIONS, **STATION_MODEL}),
     "federated-evaluation": _evaluation,
     "gbdt of a number": partial(

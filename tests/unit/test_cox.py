@@ -17,9 +17,9 @@ from veilsum.exports import to_csv
 from veilsum.pictures import Drawn, plot
 from veilsum.plan import plan_study
 from veilsum_aggregation.baselines import MOST_PERIODS, Baseline, LifeTable, first_baseline, log_shape
+from veilsum_aggregation.cells import Cells
 from veilsum_aggregation.figures import Figure
 from veilsum_aggregation.hazards import HazardFit, HazardModel, HazardRelease
-from veilsum_aggregation.newton import Cells
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.computation.looking import task_rows

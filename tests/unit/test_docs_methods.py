@@ -22,7 +22,7 @@ from veilsum_coordinator.methods.hfedatm import MergeParameters
 from veilsum_coordinator.parts.alignment import AlignmentParameters
 from veilsum_coordinator.parts.generation import GenerationParameters
 from veilsum_coordinator.parts.local_rounds import TrainingParameters
-from veilsum_coordinator.parts.moment_plans import MomentAlignment
+from veilsum_coordinator.parts.moment_alignment import MomentAlignment
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation.deal import Setting

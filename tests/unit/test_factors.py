@@ -102,6 +102,22 @@ def test_sums_are_those_of_clipped_products(terms: list[Term], seed: int, n: int
     assert found.invalid == 0
 
 
+@pytest.mark.parametrize("turned", [0, 200_000, 299_999])
+def test_a_unit_of_more_records_than_64_bits_add_up_is_pulled_in_by_its_sum(turned: int) -> None:
+    """A whole site has them. Some records are turned around: what is left is long, in the other direction, or one."""
+    products, grid = Products((Entries(2),), 1.0), 2**26
+    units = FineUnits.of(1.0, grid, 2, places=20)
+    sign = np.where(np.arange(599_999) < turned, -1.0, 1.0)[: 599_999 if turned == 299_999 else 300_000]
+    values = sign[:, None] * np.array([0.6, -0.8])
+    assert abs(int(np.abs(sign).sum())) * units.bound > 2**63
+    left = float(np.sign(sign.sum()))
+    total = sums_of(products, units, values, np.zeros(len(values), dtype=np.int64)).total()
+    np.testing.assert_allclose(total / 2.0**20, left * grid * np.array([0.6, -0.8]), rtol=1e-5)
+    more = np.concatenate([values, np.array([[0.8, 0.6]])])
+    changed = sums_of(products, units, more, np.zeros(len(more), dtype=np.int64)).total()
+    assert exact_norm(changed - total) <= (grid + 1) * 2.0**20
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     terms=TERMS,

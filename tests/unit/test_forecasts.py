@@ -22,7 +22,7 @@ from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.base import Method
 from veilsum_coordinator.parts.federation import released_noise
-from veilsum_coordinator.parts.moment_plans import records_to_align
+from veilsum_coordinator.parts.moment_alignment import records_to_align
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records

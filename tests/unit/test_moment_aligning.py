@@ -11,9 +11,9 @@ from support.neighbours import random_records, schema
 from support.studies import compiled, federation, shifted_sites
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums, read_reference
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, task_parameters
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import (
+from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     WITHIN_LABEL,
     MomentAlignment,
@@ -23,7 +23,6 @@ from veilsum_coordinator.parts.moment_plans import (
     moment_reference,
     moment_share,
     resolve_moments,
-    task_parameters,
 )
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen

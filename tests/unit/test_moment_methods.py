@@ -26,7 +26,7 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.fedavg import FedAvg, FedAvgParameters
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
 from veilsum_coordinator.parts.base import Inputs
-from veilsum_coordinator.parts.moment_plans import LABEL, WITHIN_LABEL, MomentAlignment, training_records
+from veilsum_coordinator.parts.moment_alignment import LABEL, WITHIN_LABEL, MomentAlignment, training_records
 from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model

@@ -16,7 +16,8 @@ from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.plan import plan_study
-from veilsum_aggregation import newton
+from veilsum_aggregation.cells import Cell, Cells
+from veilsum_aggregation.cells import Path as Steps
 from veilsum_aggregation.families import link, mean_of
 from veilsum_aggregation.figures import Figure, NotEstimable
 from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, whitening
@@ -400,7 +401,7 @@ def white_fit(rng: np.random.Generator, n: int, score_std: float, information_st
         noise = noise + noise.T + np.diag(rng.normal(size=4) * information_std)
         score = white.T @ (y - mean) + rng.normal(size=4) * score_std
         released.append(NewtonRelease(point, score, (white * variance[:, None]).T @ white + noise, score_std, information_std))
-        fit = NewtonFit(whiten, tuple(released), cells=newton.Cells("logistic", gram))
+        fit = NewtonFit(whiten, tuple(released), cells=Cells("logistic", gram))
         point = fit.point
     return fit, truth
 
@@ -439,7 +440,7 @@ def test_a_fit_says_where_it_cannot_be_trusted() -> None:
     assert fit.drowned is not None
     assert "against the noise" in fit.drowned.reason
     seven = NewtonRelease(np.zeros(2), np.array([1.0, -1.0]), np.eye(2) * 20.0, 0.1, 7.0)  # its noise is .7 of the information
-    assert NewtonFit(np.eye(2), [seven], cells=newton.Cells("logistic", np.eye(2))).drowned is None
+    assert NewtonFit(np.eye(2), [seven], cells=Cells("logistic", np.eye(2))).drowned is None
     assert NewtonFit(np.eye(2), [seven]).drowned is not None  # whose last step is not solved in cells
     far = NewtonRelease(np.zeros(2), np.array([40.0, 0.0]), np.eye(2) * 10.0, 0.1, 0.0)
     fit = NewtonFit(np.eye(2), [far])
@@ -458,7 +459,7 @@ def test_a_step_solved_in_its_cells_is_the_exact_solution(family: Any, mean: flo
         at = truth + np.array([0.05, off])
         (one, variance), (own, _) = (mean_of(family, x @ each, np.inf) for each in (at, truth))
         step = np.linalg.solve(x.T @ (x * (sizes * variance)[:, None]), x.T @ (sizes * (own - one)))
-        contrast = newton.Cells(family, gram, ((1,),)).contrast(np.array([0.0, 1.0]), newton.Path(at[None]))
+        contrast = Cells(family, gram, ((1,),)).contrast(np.array([0.0, 1.0]), Steps(at[None]))
         assert contrast is not None
         assert at[1] + contrast.solved(step, 0.0) == pytest.approx(truth[1], abs=1e-9)
         assert contrast.share == pytest.approx((variance * sizes)[0] / (variance * sizes).sum())
@@ -478,13 +479,13 @@ def test_older_scores_move_by_the_cells_own_means(family: Any, mean: float, apar
         white = x @ whiten
         information = white.T @ (white * (sizes * variance)[:, None])
         released.append(NewtonRelease(np.linalg.solve(whiten, at), white.T @ (events - sizes * own), information, 1e-9, 1e-9))
-    cells, weights = newton.Cells(family, x.T @ (x * sizes[:, None]), ((1,),)), np.array([0.0, 1.0])
+    cells, weights = Cells(family, x.T @ (x * sizes[:, None]), ((1,),)), np.array([0.0, 1.0])
     fit = NewtonFit(whiten, released, cells=cells)
     found = fit.figure(weights, 1e-12, 0.1)
     assert isinstance(found, Figure)
     assert found.value == pytest.approx(truth[1], abs=1e-6)
     path, step = fit.last_step
-    alone = cells.contrast(weights, newton.Path(path.points[-1:]))
+    alone = cells.contrast(weights, Steps(path.points[-1:]))
     assert alone is not None
     assert abs(path.points[-1][1] + alone.solved(step, 0.0) - truth[1]) > 0.005  # which the last point alone does not find
 
@@ -498,11 +499,11 @@ def test_a_cell_of_counts_is_solved_where_means_are_at_their_bound(spread: float
     y = np.minimum(np.exp(drawn + truth), most).mean()
     for at in (-0.5, 0.4, 1.5, 2.5, 4.0):
         mean = np.minimum(np.exp(drawn + at), most).mean()
-        cell, x = newton.Cell("poisson", at, spread, most), (y - mean) / mean
+        cell, x = Cell("poisson", at, spread, most), (y - mean) / mean
         assert cell.mean == pytest.approx(mean, rel=1e-3)
         exact = optimize.brentq(lambda t: np.minimum(np.exp(drawn + t), most).mean() - y, -5.0, 5.0)
         assert at + cell.moved(x) == pytest.approx(exact, abs=3e-3)
-        assert newton.Cell("poisson", at, spread).moved(x) == pytest.approx(math.log1p(x))
+        assert Cell("poisson", at, spread).moved(x) == pytest.approx(math.log1p(x))
         assert cell.moved(-1.0) == -math.inf
         assert cell.moved(most / cell.mean - 1.0 + 1e-9) == math.inf  # more than the bound in every record
 
@@ -510,8 +511,8 @@ def test_a_cell_of_counts_is_solved_where_means_are_at_their_bound(spread: float
 def test_what_varies_in_a_cell_is_the_other_terms_and_the_offset() -> None:
     rng, at = np.random.default_rng(0), np.array([0.1, 0.8, -0.5, 0.7])
     x = np.column_stack([np.ones(4000), rng.uniform(-1, 1, 4000), rng.random((4000, 1)) < np.array([[0.3, 0.1]])])
-    cells = newton.Cells("poisson", x.T @ x, ((2, 3),), 9.0, (2.0, 0.6))
-    level, number = (cells.contrast(np.eye(4)[place], newton.Path(at[None])) for place in (2, 1))
+    cells = Cells("poisson", x.T @ x, ((2, 3),), 9.0, (2.0, 0.6))
+    level, number = (cells.contrast(np.eye(4)[place], Steps(at[None])) for place in (2, 1))
     assert level is not None
     assert number is not None
     assert level.cells[0].spread == pytest.approx(math.hypot(np.std(x[:, 1] * at[1]), 0.6))
@@ -521,12 +522,12 @@ def test_what_varies_in_a_cell_is_the_other_terms_and_the_offset() -> None:
 
 def test_a_number_that_is_an_indicator_is_solved_as_its_level() -> None:
     gram = np.array([[1000.0, -920.0], [-920.0, 1000.0]])  # of a number in [-1, 1] that 40 records have at 1
-    level = newton.Cells("poisson", np.array([[1000.0, 40.0], [40.0, 40.0]]), ((1,),))
+    level = Cells("poisson", np.array([[1000.0, 40.0], [40.0, 40.0]]), ((1,),))
     at, step = np.array([0.2, 0.3]), np.array([0.01, -0.3])
-    own = newton.Cells("poisson", gram).contrast(np.array([0.0, 1.0]), newton.Path(np.array([[at[0] + at[1] / 2, at[1] / 2]])))
-    other = level.contrast(np.array([0.0, 1.0]), newton.Path(at[None]))
+    own = Cells("poisson", gram).contrast(np.array([0.0, 1.0]), Steps(np.array([[at[0] + at[1] / 2, at[1] / 2]])))
+    other = level.contrast(np.array([0.0, 1.0]), Steps(at[None]))
     assert own is not None
     assert other is not None
     halved = np.array([step[0] + step[1] / 2, step[1] / 2])
     assert 2.0 * own.solved(halved, 0.05) == pytest.approx(other.solved(step, 0.1))
-    assert newton.Cells("poisson", gram).contrast(np.array([1.0, 1.0]), newton.Path(at[None])) is None
+    assert Cells("poisson", gram).contrast(np.array([1.0, 1.0]), Steps(at[None])) is None

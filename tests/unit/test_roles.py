@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from veilsum_node.errors import ConfigurationError
 from veilsum_node.process.confinement import Bounds, Offered, reach_fault
 from veilsum_node.transport.route import Proxy, Route
 from veilsum_participant.checks import CheckOutcome, site_check
@@ -265,3 +266,11 @@ def test_a_guard_is_told_the_whole_configuration_as_data(tmp_path: Path) -> None
     dsn = again.config.datasets["asked"].dsn
     assert dsn is not None
     assert dsn.get_secret_value() == "postgresql://reader:p%C3%A4ss@db/x"
+
+
+def test_a_path_that_no_process_can_be_told_is_named_before_the_guard_has_any(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"donn\xe9es")
+    told = config({"records": {**FILE, "path": odd / "records.csv"}})
+    given = Given(told, roles.guard(told, tmp_path / "participant.toml"), "", ())
+    with pytest.raises(ConfigurationError, match=r"donn\\udce9es.* is not UTF-8"):
+        given.to_bytes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import reduce
 from hashlib import blake2b
 from typing import Any
 
@@ -18,7 +20,14 @@ from veilsum.plan import notes
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.moment_plans import LABEL, MomentAlignment, records_to_align, shown_reference
+from veilsum_coordinator.parts.moment_alignment import (
+    LABEL,
+    MomentAlignment,
+    MomentRounds,
+    SiteSums,
+    records_to_align,
+    shown_reference,
+)
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.mechanism.parts import drawn, hash_is_low
@@ -203,23 +212,73 @@ def test_a_result_is_applied_by_the_map_of_the_records_own_site(channels: int | 
     np.testing.assert_array_equal(again.features(sites["b"], "b"), model.features(sites["b"], "b"))
 
 
-def release(values: dict[str, Floats], noise: float, cohort: tuple[str, ...]) -> Release:
-    return Release(LABEL, 1, values, dict.fromkeys(values, noise), cohort, b"")
-
-
-def test_who_is_not_in_the_cohort_has_anothers_map_and_noise_leaves_a_site_as_it_is() -> None:
-    sums = {"count": np.array([[50.0], [4.0]]), "t1": np.array([[10.0], [1.0]]), "t2": np.array([[-30.0], [-2.0]])}
+def test_who_is_in_no_release_is_drawn_for_as_another_and_noise_leaves_a_site_as_it_is() -> None:
+    """The result has no map for it: with another's, its features would be moved by moments that are not its own."""
+    b = SiteSums({"count": np.array([50.0]), "t1": np.array([10.0]), "t2": np.array([-30.0])})
+    d = SiteSums({"count": np.array([4.0]), "t1": np.array([1.0]), "t2": np.array([-2.0])})
     parameters = MomentAlignment(moved_by="drawn", bound=1.0, per="feature")
-    found = shown_reference(release(sums, 2.0, ("b", "d")), parameters, SITES)
+    noise = dict.fromkeys(b.values, 2.0)
+    found = shown_reference({"d": d, "b": b}, noise, parameters, SITES)
     scale, offset = found.broadcast[ALIGNMENT_SCALE], found.broadcast[ALIGNMENT_OFFSET]
     assert found.cohort == ("b", "d")
     assert found.application["sites"] == list(SITES)
     assert (scale[3], offset[3]) == (1.0, 0.0)  # four records are within the noise
     assert scale[1] != 1.0
     np.testing.assert_array_equal(scale[[0, 2]], scale[[1, 1]])
-    hopeless = shown_reference(release(sums, 1e3, ("b", "d")), parameters, SITES)
+    assert (found.arrays[ALIGNMENT_SCALE][[0, 2]] == 1.0).all()
+    assert (found.arrays[ALIGNMENT_OFFSET][[0, 2]] == 0.0).all()
+    np.testing.assert_array_equal(found.arrays[ALIGNMENT_SCALE][[1, 3]], scale[[1, 3]])
+    hopeless = shown_reference({"d": d, "b": b}, dict.fromkeys(noise, 1e3), parameters, SITES)
     assert (hopeless.broadcast[ALIGNMENT_SCALE] == 1.0).all()
     assert "nothing is aligned" in hopeless.summary["not_estimable"]
+
+
+class Away:
+    """A federation in which somebody is away in some releases of moments."""
+
+    def __init__(self, inner: Any, away: dict[int, str]) -> None:
+        self.study, self._inner, self._away, self.asked = inner.study, inner, away, list[Any]()
+
+    def sum(self, label: str, broadcast: Any = None, *, members: Any = None) -> Release:
+        self.asked.append(members)
+        absent = self._away.get(len(self.asked))
+        present = [name for name in SITES if name != absent] if members is None else members
+        found: Release = self._inner.sum(label, broadcast, members=present)
+        return found
+
+
+def test_a_site_that_is_away_for_a_round_keeps_its_moments_and_comes_back() -> None:
+    """Each site's sums are its own, with the noise of as many releases as it was in."""
+    study = compiled("fedavg", {**SHORT["fedavg"], "rounds": 3, "moments": {**FRESH, "records": 1.0}})
+    records = shifted_sites(80)
+    parameters = MomentAlignment.model_validate(study.parameters["moments"])
+    away = Away(federation(study, records), {1: "c", 2: "a"})
+    rounds = MomentRounds(away, parameters)  # type: ignore[arg-type]
+    seen = [rounds.now]
+    for number in (2, 3):
+        rounds.broadcast(number)
+        seen.append(rounds.now)
+    assert [each.cohort for each in seen] == [("a", "b", "d"), tuple(SITES), tuple(SITES)]
+    assert away.asked == [None] * 3
+    whole = MomentRounds(federation(study, records), parameters).now  # without noise all releases of a site are alike
+    for name in (ALIGNMENT_SCALE, ALIGNMENT_OFFSET):
+        np.testing.assert_allclose(seen[2].broadcast[name], whole.broadcast[name], atol=1e-6)
+        assert np.abs(seen[0].broadcast[name] - whole.broadcast[name]).max() > 1e-3
+
+
+def test_sums_of_more_releases_have_less_noise() -> None:
+    """Their mean is numpy's, and an error that of one release over the root of their number."""
+    draws = np.random.default_rng(3).normal(size=(5, 1))
+    given = [{"count": np.array([400.0]), "t1": np.array([20.0]), "t2": -330.0 + 40.0 * draw} for draw in draws]
+    sums = reduce(SiteSums.with_further, given[1:], SiteSums(given[0]))
+    mean = {name: np.mean([values[name] for values in given], axis=0) for name in given[0]}
+    for name, values in sums.values.items():
+        np.testing.assert_allclose(values, mean[name], rtol=1e-12)
+    parameters = MomentAlignment(moved_by="drawn", bound=1.0, per="feature")
+    found, once = (
+        shown_reference({"a": each}, dict.fromkeys(mean, 4.0), parameters, ("a",)).moments for each in (sums, SiteSums(mean))
+    )
+    np.testing.assert_allclose(found.errors[:2], once.errors[:2] / math.sqrt(5), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +316,7 @@ def test_on_all_records_without_noise_each_round_is_once() -> None:
     once, _ = run(compiled("fedavg", {**asked, "moments": {"records": 1.0}}), sites)
     assert len(sent(seen, LABEL)) == 3
     np.testing.assert_allclose(often.arrays["weights"], once.arrays["weights"], atol=2e-4)
-    assert often.summary["moments"]["records"] == pytest.approx(3 * 4 * 80)
+    assert often.summary["moments"]["records"] == pytest.approx(4 * 80)
 
 
 def test_each_round_splits_anew_and_no_record_is_in_both_parts() -> None:

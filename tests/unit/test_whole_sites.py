@@ -25,6 +25,12 @@ from veilsum_privacy.audit.canaries import as_unit, made_up_company
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.mechanism.factors import Entries, Products
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.requests import Request, answered
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.symbols import record_of, traced
+from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records, RowTask
 
@@ -131,6 +137,81 @@ def test_a_site_is_sampled_whole_or_not_at_all() -> None:
     assert epsilon_of([declared_event(study.tasks[0])], 1e-5, "gaussian") == pytest.approx(8.0, rel=1e-3)
 
 
+class Alike:
+    """A source of one byte only."""
+
+    def __init__(self, byte: int) -> None:
+        self._byte = bytes([byte])
+
+    def bytes(self, count: int) -> bytes:
+        return self._byte * count
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records a graph is computed on, each time."""
+    seen, blocks = list[int](), Evaluation.blocks
+
+    def counting(self: Evaluation, records: Records, counted: Any = None) -> Any:
+        seen.append(len(records))
+        return blocks(self, records, counted)
+
+    monkeypatch.setattr(Evaluation, "blocks", counting)
+    return seen
+
+
+@pytest.mark.parametrize("task", ["gradient", "power-moments"])
+def test_a_site_that_is_not_drawn_computes_as_much_as_one_that_is(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    """How long it takes would tell the draw of each step, and what is not drawn is what sampling is cheaper by."""
+    setting = next(own for own in SETTINGS if own.task == task)
+    study = setting.study("site", grid=2**16, variance=2**32)
+    study = study.model_copy(update={"tasks": (study.tasks[0].model_copy(update={"sampling_rate": 0.5}),)})
+    records, seen = random_records(np.random.default_rng(3), 40, setting.schema, complete=True), watched(monkeypatch)
+    drawn, left = (
+        compute_sum(setting.plan(study), records, setting.seen, SitePlace(random=Alike(byte))).total for byte in (0, 255)
+    )
+    assert drawn.any()
+    assert not left.any()
+    assert seen == [40, 40]
+    assert exact_norm(drawn) <= study.tasks[0].grid
+
+
+def test_a_site_that_trains_computes_as_much_in_steps_that_it_is_not_drawn_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    records, seen = shifted_sites(40)["a"], watched(monkeypatch)
+    graph, sums = traced(record_of(records.features.shape[1], labelled=True).features), list[Any]()
+    products = Products((Entries(records.features.shape[1]),), 1.0)
+
+    class Told(Steps):
+        def noised(self, total: Any) -> Any:
+            sums.append(total)
+            return total.astype(np.float64)
+
+    def training() -> Any:
+        for _ in range(12):
+            yield Request(graph, products)
+        return None
+
+    steps = Told(12, 0.5, NoisePlan("none", 0, 1, 1), 2**20, 1.0, 2**40, np.random.default_rng(5))
+    one = replace(records, subjects=np.zeros(len(records), dtype=np.int64))
+    answered(training(), steps, lambda: one, 40, unit="site")
+    assert seen == [40] * 12
+    whole = next(total for total in sums if total.any())
+    assert 1 <= sum(not total.any() for total in sums) <= 11
+    for total in sums:
+        np.testing.assert_array_equal(total, whole if total.any() else 0)
+
+
+def test_the_vector_of_a_large_site_is_as_long_as_that_of_any_other() -> None:
+    """Sums of records shrink where a site has more of them than the study counts on; one unit's has no more than its grid."""
+    setting = next(own for own in SETTINGS if own.task == "power-moments")
+    study = setting.study("site", grid=2**20, variance=2**40)
+    records = random_records(np.random.default_rng(6), 50, setting.schema, complete=True)
+    small, large = (
+        compute_sum(setting.plan(study), records, setting.seen, SitePlace(most_records=most)).total
+        for most in (50, 100 * study.data.max_records)
+    )
+    np.testing.assert_array_equal(large, small)
+
+
 @pytest.mark.parametrize("noise", ["distributed", "local"])
 def test_the_plan_says_how_many_sites_it_takes(noise: str) -> None:
     """By the definition: noise of so many values is as long as S sqrt(d), and a site's vector as D."""
@@ -149,6 +230,15 @@ def test_the_plan_says_how_many_sites_it_takes(noise: str) -> None:
     assert f"{enough:,} sites" in said
     assert "too few for that" in said
     assert "of a site together" not in " ".join(notes(compiled("pca", {"width": 2}, epsilon=2.0, noise=noise), 100))
+
+
+def test_moments_of_sites_that_count_as_one_are_said_to_be_released_in_vain() -> None:
+    """However many records there are: the count beneath the moments is that of a vector of one."""
+    asked, said = {"steps": 2, "optimiser": {"learning_rate": 1.0}, "centre": False, "moments": {}}, {}
+    for unit in ("record", "site"):
+        study = compiled("fedsgd", asked, epsilon=8.0, unit=unit, noise="local", expected=800)
+        said[unit] = "Alignment by moments will not pay" in " ".join(notes(study, 800))
+    assert said == {"record": False, "site": True}
 
 
 @pytest.mark.parametrize(

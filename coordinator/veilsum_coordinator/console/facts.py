@@ -129,8 +129,8 @@ def study_row(study: Any) -> dict[str, Any]:
         "submitted": moment(study.submitted),
         "round": "" if current is None else f"{current.round} of {study.declared}: {current.phase}",
         "silent": study.silent,
-        "bytes": size(sum(item.bytes_received for item in study.rounds)),
-        "seconds": f"{sum(item.seconds for item in study.rounds):,.1f}",
+        "bytes": size(study.bytes_received),
+        "seconds": f"{study.seconds:,.1f}",
         "progress": study.progress,
         "over": study.over,
     }

@@ -29,7 +29,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.masked_transport import Subsets, pair_probabilities, solve
 from veilsum_aggregation.participation import design_weights, draw_design, inclusion_probabilities
 from veilsum_coordinator.parts.alignment import outcome_application, study_result
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, need_label, typical_norm
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.local_rounds import (
     LOCAL,
@@ -39,8 +39,7 @@ from veilsum_coordinator.parts.local_rounds import (
     resolved_training,
     training_plan,
 )
-from veilsum_coordinator.parts.moment_plans import (
-    FeatureRules,
+from veilsum_coordinator.parts.moment_alignment import (
     MomentAlignment,
     MomentRounds,
     aligned_parameters,
@@ -48,10 +47,8 @@ from veilsum_coordinator.parts.moment_plans import (
     moment_plans,
     moment_share,
     moment_source,
-    need_label,
     resolve_moments,
     training_records,
-    typical_norm,
 )
 from veilsum_coordinator.parts.networks import (
     OUTCOME_TRAVEL,

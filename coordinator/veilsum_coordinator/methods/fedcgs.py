@@ -36,9 +36,8 @@ from veilsum_coordinator.parts.alignment import (
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, need_label, resolved_clip, task_parameters
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.first_moments import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.generation import (
     NO_CLASS,
     NO_HEAD,
@@ -50,14 +49,13 @@ from veilsum_coordinator.parts.generation import (
 from veilsum_coordinator.parts.iteration import ROOM, site_blocks
 from veilsum_coordinator.parts.moment_plans import (
     DEFAULT_SPLIT,
+    MEANS,
     TWO_CLASSES_SPLIT,
-    FeatureRules,
     Split,
+    centre_plan,
     centred_clip,
     class_moments,
-    need_label,
-    resolved_clip,
-    task_parameters,
+    released_centre,
 )
 from veilsum_coordinator.parts.query_requests import QueryRequest, expand, weigh
 from veilsum_node.errors import ConfigurationError

@@ -20,9 +20,8 @@ from veilsum_aggregation.classification import ClassCounts, folded, noised_calib
 from veilsum_aggregation.concordance import area
 from veilsum_aggregation.figures import Row
 from veilsum_aggregation.tables import count
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Method, Missing, TaskPlan, need_label
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.predictions import LABEL, Prediction, prediction_plan, prediction_tables
 from veilsum_coordinator.parts.query_requests import check_persons, weigh
 from veilsum_node.config import explain

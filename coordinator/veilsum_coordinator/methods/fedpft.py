@@ -35,10 +35,9 @@ from veilsum_coordinator.parts.alignment import (
     plans_in_front,
     resolve_alignment,
 )
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, need_label, resolved_clip
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generation import NO_CLASS, FeatureUse, GenerationParameters, generation_plans, run_generation
-from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real

@@ -17,11 +17,9 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.alignment import outcome_application, study_result
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, need_label
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
-from veilsum_coordinator.parts.first_moments import MEANS, centre_plan, released_centre
-from veilsum_coordinator.parts.moment_plans import (
-    FeatureRules,
+from veilsum_coordinator.parts.moment_alignment import (
     MomentAlignment,
     MomentReference,
     MomentRounds,
@@ -30,10 +28,10 @@ from veilsum_coordinator.parts.moment_plans import (
     moment_plans,
     moment_share,
     moment_source,
-    need_label,
     resolve_moments,
     training_records,
 )
+from veilsum_coordinator.parts.moment_plans import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.networks import (
     OUTCOME_TRAVEL,
     checkpoint_due,

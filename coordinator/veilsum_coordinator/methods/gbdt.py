@@ -15,9 +15,8 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.boosting import LeafSums, SplitColumn, first_base, newton_leaves, random_trees, split_gains
 from veilsum_coordinator.parts.alignment import outcome_application, study_application
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Method, Missing, TaskPlan, need_label
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_coordinator.parts.outcomes import resolved_outcome
 from veilsum_node.errors import ConfigurationError, HostileInput, told_as

@@ -20,7 +20,7 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.geometry import directions
 from veilsum_coordinator.parts.alignment import study_result
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, need_label, resolved_clip
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generation import (
     GEOMETRY,
@@ -35,7 +35,6 @@ from veilsum_coordinator.parts.generation import (
     run_generation,
 )
 from veilsum_coordinator.parts.local_rounds import LocalRounds, TrainingParameters, resolved_training, training_plan
-from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.server_heads import mlp_arrays, mlp_head
 from veilsum_node.errors import ConfigurationError

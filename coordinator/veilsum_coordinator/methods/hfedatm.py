@@ -25,10 +25,9 @@ from veilsum_aggregation.filters import convolutions
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regmean import Merged, merge_stations
 from veilsum_coordinator.parts.alignment import study_result
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, need_label
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.local_rounds import LOCAL, LocalRounds, TrainingParameters, resolved_training, training_plan
-from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label
 from veilsum_coordinator.parts.networks import checkpoint_due, feature_clip, network_head, resolved_model
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, Misuse, told_as

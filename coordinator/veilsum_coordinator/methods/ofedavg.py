@@ -33,7 +33,16 @@ from veilsum_coordinator.parts.alignment import (
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import (
+    FeatureRules,
+    Inputs,
+    Method,
+    TaskPlan,
+    need_label,
+    resolved_clip,
+    task_parameters,
+    typical_norm,
+)
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.generation import (
     FeatureUse,
@@ -42,15 +51,7 @@ from veilsum_coordinator.parts.generation import (
     run_generation,
 )
 from veilsum_coordinator.parts.iteration import site_blocks
-from veilsum_coordinator.parts.moment_plans import (
-    FeatureRules,
-    Split,
-    class_moments,
-    need_label,
-    resolved_clip,
-    task_parameters,
-    typical_norm,
-)
+from veilsum_coordinator.parts.moment_plans import Split, class_moments
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real

@@ -15,9 +15,9 @@ from veilsum_aggregation import moments
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.alignment import application
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, resolved_clip
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import FeatureRules, gaussian_moments, resolved_clip
+from veilsum_coordinator.parts.moment_plans import gaussian_moments
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result

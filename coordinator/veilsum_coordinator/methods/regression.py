@@ -145,7 +145,7 @@ class RegressionParameters(Frozen):
             for one more release. Not of ``cox``. By default ``robust`` of an event by ``linear``, whose variance follows the
             risk, and of ``poisson``; else of the ``model``.
         solved: whether intervals of ratios are of the last step solved in the cells that a term tells apart
-            (:class:`veilsum_aggregation.newton.Cells`), the default, or of the step alone, as they were.
+            (:class:`veilsum_aggregation.cells.Cells`), the default, or of the step alone, as they were.
     """
 
     family: Literal["linear", "logistic", "poisson", "cox"]

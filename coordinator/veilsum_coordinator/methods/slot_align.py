@@ -14,9 +14,8 @@ from veilsum_coordinator.parts.alignment import (
     study_application,
     study_arrays,
 )
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, resolved_clip
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.moment_plans import FeatureRules, resolved_clip
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result

@@ -14,7 +14,7 @@ A result repeats the arrays of the projection that its study used, so that it is
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import not_
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, Field
 
@@ -22,7 +22,7 @@ from veilsum_aggregation.alignment import Kind
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.heads import LinearHead
-from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Missing, TaskPlan, need_label
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.iteration import (
     SiteReference,
@@ -33,7 +33,7 @@ from veilsum_coordinator.parts.iteration import (
     two_way_reference,
     unaligned_row,
 )
-from veilsum_coordinator.parts.moment_plans import Missing, MomentReference, Split, class_moments, gaussian_moments, need_label
+from veilsum_coordinator.parts.moment_plans import Split, class_moments, gaussian_moments
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
@@ -101,6 +101,16 @@ class AlignmentParameters(Frozen):
     rounds: int | None = Field(default=None, ge=1, le=1000)
     shrinkage: Literal["auto", "oas", "noised", "ridge", "ledoit-wolf"] = "auto"
     share: Real = Field(default=0.5, gt=0, lt=1)
+
+
+class Applied(Protocol):
+    """Any alignment, as a result repeats it: :attr:`Aligned.application` and :attr:`Aligned.arrays`."""
+
+    @property
+    def application(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def arrays(self) -> Mapping[str, Floats]: ...
 
 
 @dataclass(frozen=True)
@@ -388,7 +398,7 @@ def encoder_application(encoder: Encoder | None) -> dict[str, Any] | None:
 def study_application(
     federation: Federation,
     missing: Missing,
-    aligned: Aligned | MomentReference | None = None,
+    aligned: Applied | None = None,
     head: Mapping[str, Any] | None = None,
     classes: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -404,7 +414,7 @@ def study_application(
     )
 
 
-def study_arrays(federation: Federation, aligned: Aligned | MomentReference | None = None) -> dict[str, Floats]:
+def study_arrays(federation: Federation, aligned: Applied | None = None) -> dict[str, Floats]:
     """The arrays that :func:`study_application` names, but for the head's."""
     encoder = dict(federation.encoder) if isinstance(federation.study.encoder, Projection) else {}
     return {**encoder, **({} if aligned is None else aligned.arrays)}
@@ -417,7 +427,7 @@ def study_result(
     head: Mapping[str, Any],
     arrays: Mapping[str, Floats],
     classes: Sequence[str],
-    aligned: Aligned | MomentReference | None = None,
+    aligned: Applied | None = None,
 ) -> Result:
     """A result of this study that is applied to tell classes.
 

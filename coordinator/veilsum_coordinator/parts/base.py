@@ -1,6 +1,7 @@
 """What a method is: it declares its tasks before it runs, then is an ordinary function of a federation.
 
-A method sees released sums only. What it declares is all that will ever be computed for it.
+A method sees released sums only. What it declares is all that will ever be computed for it. How records' features are taken,
+classes and clip norms among it, is the same for all methods and follows from public values.
 
 Here is the net under formulas as well: what is released is paid for, so a formula that fails takes nothing along but its own
 figure. Formulas say of a figure that it is not estimable, and why (:class:`~veilsum_aggregation.figures.NotEstimable`). What
@@ -13,19 +14,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable, Row
 from veilsum_coordinator.parts.federation import Federation, NoFurtherRoundError, Release
-from veilsum_node.fields import Frozen
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.array_bytes import in_range
-from veilsum_privacy.study.encoder import Encoder
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.encoder import Encoder, Program, RandomFeatures
+from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import DerivedTask, TrainingTask
@@ -258,6 +261,91 @@ class Inputs:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in order."""
         return self.schema.classes
+
+
+Missing = Literal["skip", "centre"]
+
+
+class FeatureRules(Frozen):
+    """How a method takes a record's features.
+
+    Attributes:
+        clip: L2 norm that they are scaled down to, after any alignment; by default one that hardly a record exceeds where
+            models are trained on gradients, else as in the method fedcgs.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+    """
+
+    clip: Real | None = Field(default=None, gt=0, le=1e6)
+    missing: Missing = "skip"
+
+
+PROJECTED = 0.7
+"""Clip norm of a projection's features under noise, whose root mean square norm is about 1 (docs/results.md)."""
+
+GENEROUS = 8.0
+"""Clip norm of a projection's features without noise: their root mean square norm is about 1, so hardly one is clipped."""
+
+
+def default_clip(schema: DatasetSchema) -> float:
+    """Root mean square L2 norm of a record whose numbers are uniform in [-1, 1] and whose categories are all present."""
+    numbers = sum(isinstance(column, NumberColumn) for column in schema.columns)
+    return math.sqrt(numbers / 3.0 + (len(schema.columns) - numbers))
+
+
+def resolved_clip(clip: float | None, inputs: Inputs) -> float:
+    """The clip norm, or in place of None the default of these inputs.
+
+    The schema's own features: :func:`default_clip` under noise, sqrt(width) without, which no record exceeds. Features of a
+    released projection, whose root mean square norm is about 1: :data:`PROJECTED` under noise, :data:`GENEROUS` without,
+    since a clip that saves no noise only loses. Of random features: 1, which is their root mean square, and sqrt 2, which none
+    exceeds.
+
+    Raises:
+        ConfigurationError: a program makes the features, whose scale nobody can know.
+    """
+    if clip is not None:
+        return clip
+    if inputs.encoder is None:
+        return default_clip(inputs.schema) if inputs.private else math.sqrt(inputs.width)
+    if isinstance(inputs.encoder, Program):
+        raise ConfigurationError(
+            "A study whose features a program makes must state parameters.clip.",
+            "Take the norm that most feature vectors keep within, known from other data than the sites'.",
+        )
+    if isinstance(inputs.encoder, RandomFeatures):
+        return 1.0 if inputs.private else math.sqrt(2.0)
+    return PROJECTED if inputs.private else GENEROUS
+
+
+def typical_norm(inputs: Inputs, clip: float) -> float:
+    """Root mean square norm that a record's features are expected to have before clipping."""
+    if inputs.encoder is None:
+        return default_clip(inputs.schema)
+    return clip if isinstance(inputs.encoder, Program) else 1.0
+
+
+OF_OUTCOMES = (
+    "Numbers, counts and times are what regression explains, and what gbdt, fedsgd and fedavg predict"
+    " with [parameters.outcome]."
+)
+"""Which methods do what those of classes cannot."""
+
+
+def need_label(inputs: Inputs, what: str, instead: str = "") -> None:
+    """Insist on classes.
+
+    Raises:
+        ConfigurationError: the schema has no label.
+    """
+    if inputs.schema.label is None:
+        advice = f"Add a [label] table with classes to the schema{instead}."
+        other = "" if instead else f" It tells classes apart. {OF_OUTCOMES}"
+        raise ConfigurationError(f"{what[:1].upper()}{what[1:]} needs a label.", advice + other)
+
+
+def task_parameters(task: str, **values: Any) -> Frozen:
+    """Parameters of a registered task, as its own model."""
+    return TASKS[task].Parameters.model_validate(values)
 
 
 P = TypeVar("P", bound=Frozen)

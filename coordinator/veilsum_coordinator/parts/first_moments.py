@@ -1,8 +1,6 @@
 """What a regression's first release tells: moments of terms and outcome, and of which terms nothing finite can be said.
 
 Odds and rate ratios as rounds of a study: a release a Newton step, from the first release's moments on.
-
-A noised mean of the features, released first and taken off them: what is left is shorter, and so needs less noise.
 """
 
 import math
@@ -14,21 +12,16 @@ import numpy as np
 
 from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.cells import Cells
 from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import Fit, UntoldFit, told_directions
-from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing
-from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.feature_means import FeatureMeansParameters, released_mean
 from veilsum_privacy.tasks.newton_step import EXCESS, POINT, WHITEN, in_units
 from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms, term_names
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
-from veilsum_privacy.training.models import Architecture
-from veilsum_privacy.training.models.perceptrons import Perceptron
 
 
 @dataclass(frozen=True)
@@ -152,7 +145,7 @@ def fit_newton(
     """
     gram, std, grain = first.gram, first.std, first.part.grain
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
-    cells = newton.Cells(family, gram, first.question.categories, most, offsets)
+    cells = Cells(family, gram, first.question.categories, most, offsets)
     offset = offsets[0] + offsets[1] ** 2 / 2.0
     point, released = newton.first_point(family, gram, first.events, whiten, most, offset), list[NewtonRelease]()
     for label in steps:
@@ -176,46 +169,3 @@ def newton_release(release: Release, at: Floats) -> NewtonRelease:
     if f"{EXCESS}diagonal" not in values:
         return found
     return replace(found, excess=matrix(EXCESS), excess_std=stds[f"{EXCESS}diagonal"])
-
-
-MEANS = "means"
-"""Label of the release."""
-
-CENTRE_CLIP, CENTRE_COUNT = 0.7, 0.3
-"""Norm that a record's features are clipped to for their mean, where sqrt(d) is 1, and weight of the count."""
-
-
-def centre_plan(inputs: Inputs, missing: Missing, clip: float, share: float, *, classes: bool = False) -> TaskPlan:
-    """The release, of the schema's own features or of an encoder's.
-
-    Args:
-        clip: of an encoder's features, a norm that hardly a record exceeds.
-        share: of the budget.
-        classes: whether records are counted by class, which costs nothing more.
-    """
-    boxed = inputs.encoder is None
-    norm = CENTRE_CLIP * (math.sqrt(inputs.width) if boxed else clip / GENEROUS)
-    means = FeatureMeansParameters(
-        width=None if boxed else inputs.width,
-        clip=norm,
-        missing=missing,
-        count_weight=CENTRE_COUNT,
-        sum_weight=CENTRE_CLIP / norm,
-        classes=classes,
-    )
-    return TaskPlan(MEANS, "feature-means", means, share=share)
-
-
-def released_centre(release: Release, study: Study) -> Floats:
-    """The noised mean (d,), within the bounds of what it is of."""
-    bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
-    return released_mean(release.values["count"], release.values["sum"], release.noise_std["count"], bound)
-
-
-def without_centre(architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None) -> Mapping[str, Floats]:
-    """A model's arrays for features that no centre (d,) was taken off: the first bias of a perceptron takes that up."""
-    if centre is None or not isinstance(architecture, Perceptron):
-        return arrays
-    first = architecture.layers()[0]
-    shift = architecture.scale * arrays[first.weight] @ centre / first.constant
-    return {**arrays, first.bias: arrays[first.bias] - shift}

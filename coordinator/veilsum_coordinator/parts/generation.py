@@ -26,9 +26,9 @@ from veilsum_aggregation.geometry import ClassGeometry, class_covariances, class
 from veilsum_aggregation.heads import NoiseInWeights, noise_in_weights
 from veilsum_aggregation.shrinkage import project_psd, shrink_noised
 from veilsum_coordinator.parts.alignment import AlignmentParameters, task_alignment
-from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Missing, TaskPlan, task_parameters
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import IMPORTANCE, Missing, task_parameters
+from veilsum_coordinator.parts.moment_plans import IMPORTANCE
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.layout import balanced_weights

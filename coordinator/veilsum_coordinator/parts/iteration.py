@@ -42,9 +42,8 @@ from veilsum_aggregation.gaussian import (
 )
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
 from veilsum_aggregation.two_way import fit_two_way, relative_change, slope_variance, two_way_update, whitening
-from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, TaskPlan, task_parameters
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import task_parameters
 from veilsum_privacy.tasks.formulas import CENTRE, FACTOR, TOTAL
 
 Blocks = Mapping[str, Floats]

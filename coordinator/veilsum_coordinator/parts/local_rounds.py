@@ -15,9 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Missing, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.networks import checkpoint_due
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real

@@ -1,50 +1,23 @@
-"""Parameters of the tasks that release moments: the clip norm, and how the budget is split among counts, sums and moments.
+"""What releases of moments are asked for: how their budget is split among counts, sums and second moments.
 
-Everything here follows from public values. It declares nothing: methods put these parameters into their plans.
-
-Alignment of sites' features by their moments, in front of methods that train (FedAlign).
-
-One release of power sums, of which every site keeps its own noised ones. The sum tells the moments of all, which are
-broadcast; each site maps its features from its own moments to these, each feature or channel by itself, before it clips
-and trains. By default moments are of one part of the records and training is on the others, as FedAlign does; one ledger
-is charged for both in full. Where moments are disclosed per site, maps are made here and broadcast in place of a reference:
-of other sites for records to be drawn for (FedRDN), or of moments that are released anew for each round of training.
-This module trains nothing.
+A noised mean of the features, released first and taken off them: what is left is shorter, and so needs less noise.
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.feature_moments import (
-    FeatureMoments,
-    mean_of_moments,
-    moment_terms,
-    moments_of_sums,
-    reference_arrays,
-)
-from veilsum_aggregation.moment_alignment import moment_map
-from veilsum_coordinator.parts.base import Inputs, TaskPlan
-from veilsum_coordinator.parts.federation import Federation, Release, released_noise
-from veilsum_node.errors import ConfigurationError, Misuse, told_as
+from veilsum_coordinator.parts.base import GENEROUS, Inputs, Missing, TaskPlan, task_parameters
+from veilsum_coordinator.parts.federation import Release
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.study.encoder import Encoder, Program, RandomFeatures
+from veilsum_privacy.study.encoder import Encoder, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.feature_maps import ALIGNMENT_OFFSET, ALIGNMENT_SCALE, SALT
+from veilsum_privacy.tasks.feature_means import FeatureMeansParameters, released_mean
 from veilsum_privacy.tasks.layout import balanced_weights
-from veilsum_privacy.tasks.parameters import Alignment, MomentUse
-from veilsum_privacy.tasks.power_moments import columns_of_moments
 
-Missing = Literal["skip", "centre"]
 Second = Literal["pooled", "class", "class-diagonal", "none"]
 
 IMPORTANCE = (10.0, 1.0, 0.03, 0.003)
@@ -54,19 +27,6 @@ A count stands under a whole class mean, so its noise matters most. Class means 
 refine the direction between them, and there are many more of these: with equal importance the products would take most of
 the budget and, shrunk by their noise, give little back. Fixed constants, the same for every study.
 """
-
-
-class FeatureRules(Frozen):
-    """How a method takes a record's features.
-
-    Attributes:
-        clip: L2 norm that they are scaled down to, after any alignment; by default one that hardly a record exceeds where
-            models are trained on gradients, else as in the method fedcgs.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
-    """
-
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
 
 
 class Split(Frozen):
@@ -86,86 +46,6 @@ DEFAULT_SPLIT = Split(counts=0.15, sums=0.65, second=0.2)
 
 TWO_CLASSES_SPLIT = Split(counts=0.1, sums=0.55, second=0.35)
 """Split for pooled class moments of two classes' centred features: fewer sums, so second moments gain more."""
-
-PROJECTED = 0.7
-"""Clip norm of a projection's features under noise, whose root mean square norm is about 1: from the same sweep."""
-
-GENEROUS = 8.0
-"""Clip norm of a projection's features without noise: their root mean square norm is about 1, so hardly one is clipped."""
-
-
-def default_clip(schema: DatasetSchema) -> float:
-    """Root mean square L2 norm of a record whose numbers are uniform in [-1, 1] and whose categories are all present."""
-    numbers = sum(isinstance(column, NumberColumn) for column in schema.columns)
-    return math.sqrt(numbers / 3.0 + (len(schema.columns) - numbers))
-
-
-def centred_clip(schema: DatasetSchema, encoder: Encoder | None = None) -> float:
-    """The clip norm of features from which their mean was taken, V^1/2 of the schema's own; measured in docs/results.md.
-
-    Of random features it is (1 - exp(-2 gamma V))^1/2: what two records apart by 2 V have not in common.
-    """
-    numbers = sum(isinstance(column, NumberColumn) for column in schema.columns)
-    variance = numbers / 30.0 + (len(schema.columns) - numbers) / 2.0
-    if isinstance(encoder, RandomFeatures):
-        return math.sqrt(-math.expm1(-2.0 * float(encoder.gamma or 0.0) * variance))
-    return math.sqrt(variance)
-
-
-def resolved_clip(clip: float | None, inputs: Inputs) -> float:
-    """The clip norm, or in place of None the default of these inputs.
-
-    The schema's own features: :func:`default_clip` under noise, sqrt(width) without, which no record exceeds. Features of a
-    released projection, whose root mean square norm is about 1: :data:`PROJECTED` under noise, :data:`GENEROUS` without,
-    since a clip that saves no noise only loses. Of random features: 1, which is their root mean square, and sqrt 2, which none
-    exceeds.
-
-    Raises:
-        ConfigurationError: a program makes the features, whose scale nobody can know.
-    """
-    if clip is not None:
-        return clip
-    if inputs.encoder is None:
-        return default_clip(inputs.schema) if inputs.private else math.sqrt(inputs.width)
-    if isinstance(inputs.encoder, Program):
-        raise ConfigurationError(
-            "A study whose features a program makes must state parameters.clip.",
-            "Take the norm that most feature vectors keep within, known from other data than the sites'.",
-        )
-    if isinstance(inputs.encoder, RandomFeatures):
-        return 1.0 if inputs.private else math.sqrt(2.0)
-    return PROJECTED if inputs.private else GENEROUS
-
-
-def typical_norm(inputs: Inputs, clip: float) -> float:
-    """Root mean square norm that a record's features are expected to have before clipping."""
-    if inputs.encoder is None:
-        return default_clip(inputs.schema)
-    return clip if isinstance(inputs.encoder, Program) else 1.0
-
-
-OF_OUTCOMES = (
-    "Numbers, counts and times are what regression explains, and what gbdt, fedsgd and fedavg predict"
-    " with [parameters.outcome]."
-)
-"""Which methods do what those of classes cannot."""
-
-
-def need_label(inputs: Inputs, what: str, instead: str = "") -> None:
-    """Insist on classes.
-
-    Raises:
-        ConfigurationError: the schema has no label.
-    """
-    if inputs.schema.label is None:
-        advice = f"Add a [label] table with classes to the schema{instead}."
-        other = "" if instead else f" It tells classes apart. {OF_OUTCOMES}"
-        raise ConfigurationError(f"{what[:1].upper()}{what[1:]} needs a label.", advice + other)
-
-
-def task_parameters(task: str, **values: Any) -> Frozen:
-    """Parameters of a registered task, as its own model."""
-    return TASKS[task].Parameters.model_validate(values)
 
 
 def class_moments(
@@ -216,383 +96,47 @@ def _weights(inputs: Inputs, clip: float, sizes: tuple[int, int, int, int]) -> d
     return {"count_weight": counts, "sum_weight": sums, "square_weight": squares, "product_weight": products}
 
 
-LABEL, WITHIN_LABEL = "power-moments", "within-moments"
-"""Labels: of the release that moments are made from, and of the sum of the sites' own moments."""
+MEANS = "means"
+"""Label of the release."""
 
-PROJECTED_BOUND = 2.0
-"""Bound of one feature of a released projection, whose root mean square norm is about 1."""
-
-COUNT_IMPORTANCE = 10.0
-"""Importance of the count, which stands under every moment, against 1 for a power sum."""
+CENTRE_CLIP, CENTRE_COUNT = 0.7, 0.3
+"""Norm that a record's features are clipped to for their mean, where sqrt(d) is 1, and weight of the count."""
 
 
-class MomentAlignment(Frozen):
-    """The ``[parameters.moments]`` table; all public.
-
-    Attributes:
-        order: 2 aligns mean and variance; 4 skewness and kurtosis as well, of features for which that can be.
-        adjust: ``mean`` or ``variance`` alone, or ``both``.
-        per: ``feature``, each by its own moments, or ``channel``, whose pixels share theirs; by default ``channel`` where the
-            model takes images.
-        channels: of the features, in the order channel, row, column; by default the model's.
-        bound: absolute value that a feature of an encoder is cut to for the moments; by default 2 for a projection's, and of
-            a program's to be stated. The schema's own features lie in [-1, 1].
-        tau: how far to go, in [0, 1].
-        reference: ``pooled`` are the moments of all records, with the spread between sites; ``within`` is the mean of the
-            sites' own moments, as in FedAlign.
-        records: share of each site's records that moments are made from; the others are trained on. 1 takes all for both.
-        share: part of the budget that the release of moments takes, or all of them together.
-        moved_by: whose moments a record is moved by in training: ``own`` are its site's, ``drawn`` those of a site that is
-            drawn anew for each record and round (FedRDN). When the model is applied they are always its site's own.
-        released: ``once``; or for ``each-round`` of training, which then is on other records in each round, as moments are.
-    """
-
-    order: Literal[2, 4] = 2
-    adjust: Literal["mean", "variance", "both"] = "both"
-    per: Literal["feature", "channel"] | None = None
-    channels: int | None = Field(default=None, ge=1, le=4096)
-    bound: Real | None = Field(default=None, gt=0, le=1e6)
-    tau: Real = Field(default=1.0, ge=0, le=1)
-    reference: Literal["pooled", "within"] = "pooled"
-    records: Real = Field(default=0.5, gt=0, le=1)
-    share: Real = Field(default=0.1, gt=0, lt=1)
-    moved_by: Literal["own", "drawn"] = Field(default="own", exclude_if=lambda whose: whose == "own")
-    released: Literal["once", "each-round"] = Field(default="once", exclude_if=lambda often: often == "once")
-
-    @property
-    def shown(self) -> bool:
-        """Whether each site's noised moments are disclosed; otherwise it keeps them, and their sum is."""
-        return self.moved_by == "drawn" or self.released == "each-round"
-
-    @property
-    def resplit(self) -> bool:
-        """Whether each round has other records for moments and for training."""
-        return self.released == "each-round" and self.records < 1.0
-
-
-@dataclass(frozen=True)
-class MomentReference:
-    """What the moments' release gives a method to build on.
-
-    Attributes:
-        moments: of all sites' features.
-        broadcast: arrays that later sums over aligned features need; of the result as well.
-        application: how a result says it (the key ``alignment``).
-        summary: of the result.
-        cohort: who kept a statistic, and so can align.
-        reference: further arrays that :attr:`application` names.
-    """
-
-    moments: FeatureMoments
-    broadcast: Mapping[str, Floats]
-    application: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    cohort: tuple[str, ...] = ()
-    reference: Mapping[str, Floats] = field(default_factory=dict)
-
-    @property
-    def arrays(self) -> Mapping[str, Floats]:
-        """The arrays that :attr:`application` names."""
-        return {**self.broadcast, **self.reference}
-
-
-def resolve_moments(parameters: MomentAlignment, inputs: Inputs, image: Sequence[int] | None = None) -> MomentAlignment:
-    """Fill in the defaults that depend on the inputs.
+def centre_plan(inputs: Inputs, missing: Missing, clip: float, share: float, *, classes: bool = False) -> TaskPlan:
+    """The release, of the schema's own features or of an encoder's.
 
     Args:
-        parameters: as stated.
-        inputs: of the method.
-        image: (channels, height, width) that the model takes; None for features as they are.
-
-    Raises:
-        ConfigurationError: the parameters contradict each other or the inputs.
+        clip: of an encoder's features, a norm that hardly a record exceeds.
+        share: of the budget.
+        classes: whether records are counted by class, which costs nothing more.
     """
-    per = parameters.per or ("feature" if image is None and parameters.channels is None else "channel")
-    channels = parameters.channels if parameters.channels is not None else None if image is None else image[0]
-    what = "parameters.moments"
-    if per == "feature":
-        if parameters.channels is not None:
-            raise ConfigurationError(f'{what}: moments per = "feature" know no channels.', 'Leave out one, or take "channel".')
-        channels = None
-    elif channels is None:
-        raise ConfigurationError(
-            f'{what}: per = "channel" needs to know the channels.', "State channels, or a model of images."
-        )
-    if parameters.order == 4 and parameters.adjust != "both":
-        raise ConfigurationError(f"{what}: order = 4 adjusts mean and variance both.", "Take order = 2 to adjust one of them.")
-    if parameters.order == 4 and parameters.shown:
-        raise ConfigurationError(
-            f"{what}: four moments are aligned by what a site keeps, of one release.",
-            "Take order = 2, or leave out moved_by and released.",
-        )
-    bound = parameters.bound
-    if inputs.encoder is None:
-        if bound not in (None, 1.0):
-            raise ConfigurationError(f"{what}.bound: the schema bounds its own features.", "Leave it out.")
-        bound = 1.0
-    elif bound is None:
-        if isinstance(inputs.encoder, Program):
-            raise ConfigurationError(
-                f"A study whose features a program makes must state {what}.bound.",
-                "Take what hardly any feature exceeds, known from other data than the sites'.",
-            )
-        bound = PROJECTED_BOUND
-    with told_as(ConfigurationError, Misuse, what=what):
-        columns_of_moments(inputs.schema, None if inputs.encoder is None else inputs.width, channels)
-    return parameters.model_copy(update={"per": per, "channels": channels, "bound": bound})
-
-
-def moment_share(share: float, steps: int, sampling_rate: float = 1.0) -> float:
-    """The share of the release of moments, against 1 for each step of training, that takes part ``share`` of the budget.
-
-    Steps on records sampled at rate q cost about as much as q^2 times as many on all records.
-
-    Args:
-        share: wanted, in (0, 1).
-        steps: noised steps of training in the whole study.
-        sampling_rate: of their records.
-    """
-    return share / (1.0 - share) * max(steps, 1) * sampling_rate**2
-
-
-def moment_plans(
-    parameters: MomentAlignment, inputs: Inputs, missing: Missing, *, share: float = 1.0, rounds: int = 1
-) -> tuple[TaskPlan, ...]:
-    """The release that moments are made from, and for ``within`` the sum of the sites' own, which costs nothing.
-
-    Args:
-        parameters: resolved.
-        inputs: of the method.
-        missing: of features, as training takes them.
-        share: of the budget, against the shares of the method's other releases: see :func:`moment_share`.
-        rounds: of training.
-    """
-    width = None if inputs.encoder is None else inputs.width
-    m = parameters.channels or len(columns_of_moments(inputs.schema, width, None))
-    powers = parameters.order * m
-    count_weight, power_weight = balanced_weights((1.0, powers**0.5), (1, powers), (COUNT_IMPORTANCE, 1.0))
-    part, part_share = _part(parameters, "statistics")
-    values = task_parameters(
-        "power-moments",
-        width=width,
-        clip=parameters.bound,
+    boxed = inputs.encoder is None
+    norm = CENTRE_CLIP * (math.sqrt(inputs.width) if boxed else clip / GENEROUS)
+    means = FeatureMeansParameters(
+        width=None if boxed else inputs.width,
+        clip=norm,
         missing=missing,
-        part=part,
-        part_share=part_share,
-        resplit=parameters.resplit,
-        order=parameters.order,
-        channels=parameters.channels,
-        count_weight=count_weight,
-        power_weight=power_weight,
+        count_weight=CENTRE_COUNT,
+        sum_weight=CENTRE_CLIP / norm,
+        classes=classes,
     )
-    if parameters.shown:
-        often = rounds if parameters.released == "each-round" else 1
-        return (TaskPlan(LABEL, "power-moments", values, releases=often, disclosure="per-site", share=share / often),)
-    kept = TaskPlan(LABEL, "power-moments", values, keep=True, share=share)
-    if parameters.reference == "pooled":
-        return (kept,)
-    within = task_parameters("within-moments", width=width, channels=parameters.channels)
-    return kept, TaskPlan(WITHIN_LABEL, "within-moments", within, source=LABEL)
+    return TaskPlan(MEANS, "feature-means", means, share=share)
 
 
-def aligned_parameters(parameters: MomentAlignment | None) -> dict[str, Any]:
-    """What a task that trains on aligned features states of it (``PartParameters``); :func:`moment_source` is its source.
+def released_centre(release: Release, study: Study) -> Floats:
+    """The noised mean (d,), within the bounds of what it is of."""
+    bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
+    return released_mean(release.values["count"], release.values["sum"], release.noise_std["count"], bound)
 
-    None stands for no alignment: all records, as they are.
+
+def centred_clip(schema: DatasetSchema, encoder: Encoder | None = None) -> float:
+    """The clip norm of features from which their mean was taken, V^1/2 of the schema's own; measured in docs/results.md.
+
+    Of random features it is (1 - exp(-2 gamma V))^1/2: what two records apart by 2 V have not in common.
     """
-    if parameters is None:
-        return {"alignment": None, "part": "all", "part_share": 0.5}
-    part, part_share = _part(parameters, "training")
-    use = MomentUse(
-        order=parameters.order,
-        adjust=parameters.adjust,
-        channels=parameters.channels,
-        bound=parameters.bound or 1.0,
-        drawn=parameters.moved_by == "drawn",
-    )
-    alignment = Alignment(kind="broadcast" if parameters.shown else "moments", tau=parameters.tau, moments=use)
-    return {"alignment": alignment, "part": part, "part_share": part_share, "resplit": parameters.resplit}
-
-
-def moment_source(parameters: MomentAlignment | None) -> str | None:
-    """Of which kept task such a task makes its map; None where it is broadcast, or there is none."""
-    return None if parameters is None or parameters.shown else LABEL
-
-
-def training_records(parameters: MomentAlignment | None, records: int) -> int:
-    """How many of so many records are expected to be trained on: those that no moments are made from."""
-    if parameters is None or parameters.records == 1.0:
-        return records
-    return max(1, round(records * (1.0 - parameters.records)))
-
-
-SPREAD = 1.0 / 3.0
-"""Standard deviation of a feature, and distance of its mean from the middle, that sites are expected to have."""
-
-
-def records_to_align(study: Study) -> int | None:
-    """How many records a site needs so that the noise it keeps leaves it a feature's variance; None where none do.
-
-    A site whose variances are within their noise leaves its features as they are: the release of moments is in vain. By
-    :func:`.moments_of_sums` of a feature as :data:`SPREAD` has it, without a draw of the noise.
-    """
-    declaration = study.task(LABEL)
-    cohort = len(study.participants)
-    noises = 1 if declaration.own_noise else cohort
-    noise = {name: std / math.sqrt(noises) for name, std in released_noise(study, LABEL, cohort).items()}
-    square = 2.0 * SPREAD**2
-    part = float.fromhex(declaration.parameters["part_share"]) if declaration.parameters["part"] == "statistics" else 1.0
-
-    def told(records: int) -> bool:
-        number = part * records
-        sums = {"count": [number], "t1": [SPREAD * number], "t2": [(2.0 * square - 1.0) * number]}
-        return bool(moments_of_sums({name: np.array(values) for name, values in sums.items()}, noise).order[0] >= 2)
-
-    most = 2**40
-    return bisect_left(range(most), True, key=told) if told(most) else None
-
-
-def epsilon_parts(study: Study, training: Sequence[str]) -> dict[str, float | None]:
-    """What the moments, the releases ``training`` and all of a study's releases cost, at its delta; None without noise.
-
-    The parts do not add up to the whole: two releases cost less together than the sum of their epsilons.
-    """
-    releases = {task.label: task.releases for task in study.tasks}
-    parts = {"moments": [LABEL], "training": training, "total": list(releases)}
-    found = {
-        part: study_epsilon(study, study.privacy.delta, {label: releases[label] for label in labels})
-        for part, labels in parts.items()
-    }
-    return {part: epsilon if math.isfinite(epsilon) else None for part, epsilon in found.items()}
-
-
-def align_moments(federation: Federation, parameters: MomentAlignment) -> MomentReference:
-    """Run the rounds of :func:`moment_plans`; ``parameters`` are resolved.
-
-    Where nothing can be told from the noise every site's map leaves features as they are, and the summary says so.
-    """
-    release = federation.sum(LABEL)
-    within = federation.sum(WITHIN_LABEL, members=release.cohort) if parameters.reference == "within" else None
-    return moment_reference(release, parameters, within)
-
-
-class MomentRounds:
-    """The alignment of one study's rounds of training, from the first on.
-
-    Attributes:
-        now: the reference of the rounds so far. Of moments that are released in each round it is made of all so far: added up
-            they have less noise than the last ones alone, and cost no more.
-    """
-
-    def __init__(self, federation: Federation, parameters: MomentAlignment, seed: int = 0) -> None:
-        """Release the moments of the first round; ``parameters`` are resolved."""
-        self._federation, self._parameters, self._seed, self._released = federation, parameters, seed, 0
-        self._sums: Release | None = None
-        self.now = self._release(1)
-
-    def broadcast(self, number: int) -> dict[str, Floats]:
-        """What round ``number``, counted from 1, broadcasts beside the model; in turn, each once."""
-        if self._parameters.released == "each-round" and number > 1:
-            self.now = self._release(number)
-        return {**self.now.broadcast, **self._salts(number)}
-
-    def _release(self, number: int) -> MomentReference:
-        if not self._parameters.shown:
-            return align_moments(self._federation, self._parameters)
-        members = None if self._sums is None else self._sums.cohort
-        release = self._federation.sum(LABEL, self._salts(number), members=members)
-        self._released += 1
-        if self._sums is None or self._sums.cohort != release.cohort:
-            self._sums, self._released = release, 1
-        else:
-            values = {name: self._sums.values[name] + array for name, array in release.values.items()}
-            self._sums = replace(release, values=values)
-        std = {name: std * math.sqrt(self._released) for name, std in release.noise_std.items()}
-        return shown_reference(replace(self._sums, noise_std=std), self._parameters, self._federation.study.participants)
-
-    def _salts(self, number: int) -> dict[str, Floats]:
-        """By which records are split and sites are drawn in a round; public, and of no round but this."""
-        if not self._parameters.shown:
-            return {}
-        return {SALT: np.random.default_rng((self._seed, 0x73616C74, number)).integers(2**53, size=2).astype(np.float64)}
-
-
-def shown_reference(release: Release, parameters: MomentAlignment, participants: Sequence[str]) -> MomentReference:
-    """The maps of all sites from the release of each one's power sums.
-
-    Args:
-        release: disclosed per site; its noise is that of a site's own.
-        parameters: resolved.
-        participants: of the study; one that is not in the cohort has the map of one that is, for records to be drawn for.
-    """
-    cohort = len(release.cohort)
-    rows = [{name: values[row] for name, values in release.values.items()} for row in range(cohort)]
-    own = [moments_of_sums(row, release.noise_std) for row in rows]
-    together = {name: std * math.sqrt(cohort) for name, std in release.noise_std.items()}
-    pooled = moments_of_sums({name: values.sum(axis=0) for name, values in release.values.items()}, together)
-    terms = [moment_terms(moments) for moments in own]
-    within = mean_of_moments({name: np.sum([term[name] for term in terms], axis=0) for name in terms[0]})
-    moments = pooled if parameters.reference == "pooled" else within
-    maps = [moment_map(each, moments, adjust=parameters.adjust, tau=parameters.tau).affine() for each in own]
-    places = [release.cohort.index(name) if name in release.cohort else at % cohort for at, name in enumerate(participants)]
-    scale, offset = (np.stack([maps[place][part] for place in places]) for part in (0, 1))
-    reference = reference_arrays(moments)
-    use = {"order": 2, "adjust": parameters.adjust, "channels": parameters.channels, "bound": parameters.bound}
-    made_by = {"kind": "moments", "tau": parameters.tau, "moments": use, "reference": {name: name for name in reference}}
-    application = {
-        "kind": "maps",
-        "sites": list(participants),
-        "matrix": ALIGNMENT_SCALE,
-        "offset": ALIGNMENT_OFFSET,
-        "moments": use,
-        "made_by": made_by,
-    }
-    broadcast = {ALIGNMENT_SCALE: scale, ALIGNMENT_OFFSET: offset}
-    summary = _summary(parameters, moments, pooled.number)
-    return MomentReference(moments, broadcast, application, summary, release.cohort, reference)
-
-
-def moment_reference(release: Release, parameters: MomentAlignment, within: Release | None = None) -> MomentReference:
-    """The reference from the release of power sums, or from the sum of the sites' own moments."""
-    pooled = moments_of_sums(release.values, release.noise_std)
-    moments = pooled if within is None else mean_of_moments(within.values)
-    broadcast = reference_arrays(moments)
-    # The sum holds one site's own noise for each member.
-    noise = {name: std / len(release.cohort) ** 0.5 for name, std in release.noise_std.items()}
-    application = {
-        "kind": "moments",
-        "source": LABEL,
-        "tau": parameters.tau,
-        "moments": {
-            "order": parameters.order,
-            "adjust": parameters.adjust,
-            "channels": parameters.channels,
-            "bound": parameters.bound,
-        },
-        "reference": {name: name for name in broadcast},
-        "noise_std": noise,
-    }
-    return MomentReference(moments, broadcast, application, _summary(parameters, moments, pooled.number), release.cohort)
-
-
-def _summary(parameters: MomentAlignment, moments: FeatureMoments, records: float) -> dict[str, Any]:
-    told = moment_map(moments, moments, order=parameters.order, adjust=parameters.adjust).columns()
-    summary: dict[str, Any] = {
-        "order": parameters.order,
-        "adjust": parameters.adjust,
-        "per": parameters.per,
-        "reference": parameters.reference,
-        "tau": parameters.tau,
-        "records": max(records, 0.0),
-        "columns": told,
-    }
-    if parameters.shown:
-        summary |= {"moved_by": parameters.moved_by, "released": parameters.released}
-    if told["none"] == len(moments):
-        summary["not_estimable"] = "no feature's variance can be told from the noise; nothing is aligned"
-    return summary
-
-
-def _part(parameters: MomentAlignment, part: str) -> tuple[str, float]:
-    """A part and the share of records for statistics, as tasks state them."""
-    return ("all", 0.5) if parameters.records == 1.0 else (part, parameters.records)
+    numbers = sum(isinstance(column, NumberColumn) for column in schema.columns)
+    variance = numbers / 30.0 + (len(schema.columns) - numbers) / 2.0
+    if isinstance(encoder, RandomFeatures):
+        return math.sqrt(-math.expm1(-2.0 * float(encoder.gamma or 0.0) * variance))
+    return math.sqrt(variance)

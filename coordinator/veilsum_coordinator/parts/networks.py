@@ -15,9 +15,8 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.alignment import LINEAR, study_result
-from veilsum_coordinator.parts.base import Inputs
+from veilsum_coordinator.parts.base import Inputs, resolved_clip
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import resolved_clip
 from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError, told_as
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program

@@ -17,11 +17,11 @@ import numpy as np
 from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, NotEstimable
+from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import Fit, UntoldFit
 from veilsum_coordinator.parts.base import FORMULA_ERRORS, Inputs, TaskPlan, is_of_formulas, unforeseen
-from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.first_moments import newton_release, without_centre
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -374,7 +374,7 @@ def recalibrated(
     study = federation.study
     if all(task.label != ROUNDS[0] for task in study.tasks):
         return Recalibrated(arrays, {})
-    sent = {**to_broadcast(without_centre(architecture, arrays, centre)), **(broadcast or {})}
+    sent = {**to_broadcast(_without_centre(architecture, arrays, centre)), **(broadcast or {})}
     try:
         fit = _fitted(federation, sent, _first_terms(study, architecture, arrays, centre), members)
     except FORMULA_ERRORS as error:  # the trained model is not lost with it
@@ -406,7 +406,7 @@ def _fitted(federation: Federation, sent: Mapping[str, Floats], start: Floats, m
     """The logistic regression; the first release is in the coordinates of ``start`` (2, 2)."""
     length = float(CalibrationStepParameters.model_validate(federation.study.task(ROUNDS[0]).parameters).length)
     release = federation.sum(ROUNDS[0], {**sent, WHITEN: start, POINT: np.zeros(2)}, members=members)
-    first = newton_release(release, np.zeros(2))
+    first = _told(release, np.zeros(2))
     gram, std = 4.0 * first.information, 4.0 * first.information_std
     events = float(first.score[0] + gram[0, 0] / 2.0)
     for number, what in ((events, "has"), (float(gram[0, 0]) - events, "lacks")):
@@ -421,10 +421,15 @@ def _fitted(federation: Federation, sent: Mapping[str, Floats], start: Floats, m
     point = np.asarray(np.linalg.inv(own) @ _of_normal_odds(gram, first.score, length))
     for label in ROUNDS[1:]:
         release = federation.sum(label, {**sent, WHITEN: whiten, POINT: point}, members=release.cohort)
-        released.append(newton_release(release, point))
+        released.append(_told(release, point))
         fit = NewtonFit(whiten, tuple(released), NAMES)
         point = fit.point
     return fit
+
+
+def _told(release: Release, at: Floats) -> NewtonRelease:
+    values, stds = release.values, release.noise_std
+    return NewtonRelease(at, values["score"], symmetric(values["diagonal"], values["cross"]), stds["score"], stds["diagonal"])
 
 
 def _of_normal_odds(gram: Floats, score: Floats, length: float) -> Floats:
@@ -467,11 +472,20 @@ def _first_terms(study: Study, architecture: Architecture, arrays: Mapping[str, 
             if not isinstance(column, NumberColumn):
                 shares = np.maximum(middle[at], 0.0) + 1e-3
                 x[:, at] = np.eye(len(shares))[rng.choice(len(shares), DRAWN, p=shares / shares.sum())]
-    found = scores(architecture, without_centre(architecture, arrays, centre), x)
+    found = scores(architecture, _without_centre(architecture, arrays, centre), x)
     odds = np.clip(found[:, 1] - found[:, 0], -LARGEST_ENTRY, LARGEST_ENTRY)
     mean = float(odds.mean())
     spread = max(float(odds.std()), 1e-3, 1e-3 * abs(mean))
     return np.array([[1.0, -mean / spread], [0.0, 1.0 / spread]])
+
+
+def _without_centre(architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None) -> Mapping[str, Floats]:
+    """A model's arrays for features that no centre (d,) was taken off: the first bias of a perceptron takes that up."""
+    if centre is None or not isinstance(architecture, Perceptron):
+        return arrays
+    first = architecture.layers()[0]
+    shift = architecture.scale * arrays[first.weight] @ centre / first.constant
+    return {**arrays, first.bias: arrays[first.bias] - shift}
 
 
 def _changed(architecture: Architecture, arrays: Mapping[str, Floats], intercept: float, slope: float) -> dict[str, Floats]:

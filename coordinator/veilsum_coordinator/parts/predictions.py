@@ -18,8 +18,7 @@ from veilsum_aggregation.group_means import mean
 from veilsum_aggregation.prediction_levels import Levels, event_levels, number_levels, rate_levels
 from veilsum_aggregation.prediction_levels import OutcomeRange as Range
 from veilsum_aggregation.prediction_quality import event_measures, expit, hazard_measures, number_measures, rate_measures
-from veilsum_coordinator.parts.base import Inputs, TaskPlan, told_rows
-from veilsum_coordinator.parts.moment_plans import Missing
+from veilsum_coordinator.parts.base import Inputs, Missing, TaskPlan, told_rows
 from veilsum_coordinator.parts.proportional_hazards import all_times
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand, weigh
 from veilsum_node.errors import HostileInput

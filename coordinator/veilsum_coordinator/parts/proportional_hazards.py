@@ -8,6 +8,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.baselines import MOST_PERIODS, LifeTable
+from veilsum_aggregation.cells import Cells
 from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.hazards import (
     FirstSums,
@@ -18,7 +19,7 @@ from veilsum_aggregation.hazards import (
     longest_terms,
 )
 from veilsum_aggregation.moments import symmetric
-from veilsum_aggregation.newton import Cells, padded
+from veilsum_aggregation.newton import padded
 from veilsum_aggregation.regression import UntoldFit
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest

@@ -24,10 +24,11 @@ class EndedStudy:
     Attributes:
         digest: the study's.
         phase: in which it ended.
+        analyst, submitted: whose it is, and since when.
         seats: of those that have not heard everything, by name.
     """
 
-    __slots__ = ("_status", "digest", "phase", "seats")
+    __slots__ = ("_status", "analyst", "digest", "phase", "seats", "submitted")
 
     def __init__(self, status: pb.StudyStatus, seats: Mapping[str, MemberState]) -> None:
         self.seats = {name: seat for name, seat in seats.items() if not seat.done}
@@ -38,6 +39,7 @@ class EndedStudy:
     def show(self, status: pb.StudyStatus) -> None:
         """Show another status from here on."""
         self.digest, self.phase = status.study, StudyPhase(status.phase)
+        self.analyst, self.submitted = status.analyst, status.submitted
         self._status = zlib.compress(status.SerializeToString(), 1)  # it names each round's cohort
 
     @property

@@ -5,7 +5,9 @@ no network I/O.
 """
 
 import logging
+import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.results.proof import release_object
 from veilsum_coordinator.service.ended import EndedStudy
 from veilsum_coordinator.service.objects import ENCLOSED, FROM_DATABASE, Objects, chunk_messages, mirrored_object
-from veilsum_coordinator.service.status import StudyEntry, shown_status, study_status
+from veilsum_coordinator.service.status import StudyEntry, listed_status, shown_status, study_status
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.messages import roster_object
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
@@ -412,10 +414,36 @@ class Hub:
             return shown_status(self._entry(key)) if ended is None else ended.status
 
     def list(self) -> list[pb.StudyStatus]:
-        """What is shown of all studies, oldest first."""
+        """What is shown of all studies beside one another, oldest first."""
+        return [*self.listed()[0]]
+
+    def listed(
+        self, analyst: str | None = None, *, begins: str = "", before: bytes = b"", most: float = math.inf
+    ) -> tuple[Sequence[pb.StudyStatus], bool]:
+        """What is shown of studies beside one another, oldest first.
+
+        Args:
+            analyst: whose; None for everybody's.
+            begins: hexadecimal digits that their digests begin with.
+            before: a study's digest: only those before it.
+            most: bytes of what is shown; the newest that fit, and at least one.
+
+        Returns:
+            these, and whether there are older ones.
+        """
         with self.changed:
-            shown, ended = [shown_status(entry) for entry in self.studies.values()], list(self.ended.values())
-        return sorted([*(study.status for study in ended), *shown], key=lambda status: status.submitted)
+            known: dict[bytes, StudyEntry | EndedStudy] = {**self.ended, **self.studies}
+            keys = sorted((each.submitted, key) for key, each in known.items() if analyst in (None, each.analyst))
+            limit = (known[before].submitted, before) if before in known else (math.inf, b"")
+            found, size = deque[pb.StudyStatus](), 0
+            for place in (place for place in reversed(keys) if place < limit and place[1].hex().startswith(begins)):
+                each = known[place[1]]
+                shown = listed_status(each.status if isinstance(each, EndedStudy) else shown_status(each))
+                size += shown.ByteSize() + 8  # its tag and length
+                if found and size > most:
+                    return found, True
+                found.appendleft(shown)
+        return found, False
 
     def abort(self, key: bytes, reason: str) -> None:
         """Stop a study; it is stopped for good once that is :meth:`stored`."""

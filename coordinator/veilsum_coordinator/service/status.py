@@ -5,15 +5,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.machine import MOST_REFUSALS, StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
-MOST_ROUNDS = 1000
-"""Rounds of a study that are shown one by one, the newest ones."""
+MOST_ROUNDS, MOST_NAMES = 1000, 2**14
+"""Rounds of a study that are shown one by one, the newest, and names in their cohorts together: so they fit into a message."""
 
 _ROUND_SHARE = {
     RoundPhase.CONTRIBUTING: 0.2,
@@ -92,6 +92,7 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
     machine = entry.machine
     releases = entry.tally.releases(machine.rounds)
     done = sum(releases.values())
+    shown = max(1, min(MOST_ROUNDS, MOST_NAMES // len(machine.seats)))
     return pb.StudyStatus(
         study=machine.digest,
         name=machine.study.name,
@@ -101,7 +102,9 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
         submitted=entry.submitted,
         participants=machine.study.participants,
         enrolled=[name for name, seat in machine.seats.items() if seat.enrolled],
-        refusals=[pb.Refusal(participant=name, code=code, round=number) for name, code, number in machine.refusals],
+        refusals=[
+            pb.Refusal(participant=name, code=code, round=number) for name, code, number in machine.refusals[-MOST_REFUSALS:]
+        ],
         rounds=[
             pb.RoundStatus(
                 round=item.number,
@@ -110,9 +113,9 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
                 cohort=item.cohort,
                 phase=item.phase.value,
                 bytes_received=item.bytes_received,
-                seconds=(item.finished or item.started) - item.started,
+                seconds=_seconds(item),
             )
-            for item in machine.rounds[-MOST_ROUNDS:]
+            for item in machine.rounds[-shown:]
         ],
         progress=progress(machine, done),
         results=entry.results,
@@ -122,7 +125,19 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
         epsilon=machine.study.privacy.epsilon,
         epsilon_spent=spent_epsilon(machine.study, releases),
         delta=machine.study.privacy.delta,
+        bytes_received=sum(item.bytes_received for item in machine.rounds),
+        seconds=sum(map(_seconds, machine.rounds)),
     )
+
+
+def _seconds(item: Round) -> float:
+    return (item.finished or item.started) - item.started
+
+
+def listed_status(status: pb.StudyStatus) -> pb.StudyStatus:
+    """A study's status as it stands among others: of its rounds the last, since a message holds those of few studies."""
+    del status.rounds[:-1]
+    return status
 
 
 def shown_status(entry: StudyEntry) -> pb.StudyStatus:

@@ -17,11 +17,14 @@ from veilsum_node.identity import Role
 from veilsum_privacy.results.release_names import FOLDER
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
 from veilsum_privacy.study.study import MAX_STUDY_BYTES
-from veilsum_proto import CHUNK_BYTES
+from veilsum_proto import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.services import StudiesServicer
 
 READERS = (Role.ANALYST, Role.OPERATOR)
+
+MOST_BYTES = MAX_MESSAGE_BYTES // 2
+"""Of lists in one reply; who asks for the rest gets it by further ones."""
 
 STORED_SECONDS = 0.1
 """How often it is looked whether an end is durable, while the database is away."""
@@ -76,8 +79,11 @@ class Studies(StudiesServicer):
     @guarded
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
         caller = self._guard.caller(context, READERS)
-        shown = [item for item in self._hub.list() if caller.role is Role.OPERATOR or item.analyst == caller.name]
-        return pb.ListReply(studies=shown)
+        analyst = None if caller.role is Role.OPERATOR else caller.name
+        shown, more = await asyncio.to_thread(
+            self._hub.listed, analyst, begins=request.begins, before=request.before, most=MOST_BYTES
+        )
+        return pb.ListReply(studies=shown, more=more)
 
     def _status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study, with the checkpoints that lie on disk: a restarted coordinator still has them."""
@@ -127,17 +133,18 @@ class Studies(StudiesServicer):
             raise HostileInput("A dataset's name has 1 to 64 characters.")
         journal = self._hub.journal
         spent = await journal.outage.call(lambda: journal.mirror.spending(request.dataset))
-        return pb.SpendingReply(
-            participants=[
-                pb.ParticipantSpending(
-                    participant=name,
-                    events=canonical(
-                        [[item.to_json(), item.noise.colluders, count] for item, count in sorted(events.items(), key=repr)]
-                    ),
-                )
-                for name, events in sorted(spent.items())
-            ]
-        )
+        reply = pb.SpendingReply()
+        for name, events in sorted(spent.items()):
+            if name <= request.after:
+                continue
+            told = canonical(
+                [[item.to_json(), item.noise.colluders, count] for item, count in sorted(events.items(), key=repr)]
+            )
+            if reply.participants and reply.ByteSize() + len(told) > MOST_BYTES:
+                reply.more = True
+                break
+            reply.participants.add(participant=name, events=told)
+        return reply
 
     @guarded_stream
     async def Result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:

@@ -300,14 +300,15 @@ class SqlJournal:
         self._sealed = {place: digest for place, digest in self._sealed.items() if place[0] != key}
 
     def revise_state(self, study: bytes, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Put something else in the place of the decisions that are kept of a study.
+        """Put something else in the place of the decisions that are kept of a study; nothing of one that was deleted.
 
         Raises:
             DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
         """
 
         def work(connection: Connection) -> None:
-            write_progress(connection, study, change(read_state(connection, study)), None, sealed=False)
+            if connection.scalar(select(STUDIES.c.phase).where(STUDIES.c.digest == study)) is not None:
+                write_progress(connection, study, change(read_state(connection, study)), None, sealed=False)
 
         self._write(work)
 

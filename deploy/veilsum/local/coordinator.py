@@ -70,7 +70,7 @@ class LocalCoordinator:
 
     def find(self, prefix: str) -> bytes:
         """As :meth:`veilsum.remote.Remote.find`."""
-        return find_study(prefix, self.list)
+        return find_study(prefix, lambda begins: self.list())
 
     def show(self, study: bytes) -> StudyInfo:
         """A study's state, with the models that it kept on its way."""

@@ -111,16 +111,26 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
             yield SourcePart(yielded)
 
 
+_QUOTED = re.compile(r"([\"'`])(?:(.*?)\1(?!\1|\w))?", re.DOTALL)
+
+
 def _of_the_query(told: str, text: str) -> str:
     """What DuckDB says, up to the first name that may be a cell of a first line: a field's, or one in quotation marks that
     the query does not have.
     """
     before, *fields = re.split(r"\b(?:STRUCT|UNION)\(", told, maxsplit=1)
-    parts = re.split(r"([\"'`])", before)
-    for place in range(2, len(parts), 4):  # after an opening mark
-        if parts[place].lower() not in text.lower():
-            return f"{''.join(parts[: place - 1]).rstrip()} …"
+    for found in _QUOTED.finditer(before):
+        if found[2] is None or not _has(text, found[1], found[2]):
+            return f"{before[: found.start()].rstrip()} …"
     return f"{before.rstrip()} …" if fields else told
+
+
+def _has(text: str, mark: str, name: str) -> bool:
+    """Whether a query has a name in these quotation marks, or as a whole word that is part of no literal."""
+    if f"{mark}{name}{mark}".lower() in text.lower():
+        return True
+    bare = re.sub(r"'[^']*'", "''", text)
+    return name.isidentifier() and re.search(rf"\b{name}\b", bare, re.IGNORECASE) is not None
 
 
 @dataclass

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from pydantic import SecretStr
 
-from veilsum_node.errors import ConfigurationError, DataError, Unavailable, VeilsumError
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable, VeilsumError, raising
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import Caller, FramedSocket
@@ -266,12 +266,19 @@ def offered_bytes(offered: DatasetConfig) -> bytes:
 
 
 def plain(value: object) -> object:
-    """What is configured, as JSON has it: secrets as they are, for a process of the same site."""
+    """What is configured, as JSON has it: secrets as they are, for a process of the same site.
+
+    Raises:
+        ConfigurationError: a path is not UTF-8, which no other process could be told.
+    """
     match value:
         case SecretStr():
             return value.get_secret_value()
         case Path():
-            return str(value.absolute())
+            told = str(value.absolute())
+            with raising(ConfigurationError(f"The path {told!a} is not UTF-8.", "Rename it."), on=UnicodeError):
+                told.encode()
+            return told
         case Mapping():
             return {key: plain(item) for key, item in value.items()}
         case list() | tuple():

@@ -322,14 +322,19 @@ def compute_sum(
     agreed, terms = plan.task, plan.task.terms
     factor = _factor(agreed.study, broadcast, place) if terms.weighted else 1.0
     broadcast = own_rows(agreed, broadcast, place.index)
-    batches = [records] if isinstance(records, Records) else records
-    if agreed.study.privacy.unit == "site":
+    batches, one = [records] if isinstance(records, Records) else records, agreed.study.privacy.unit == "site"
+    if one:
         batches = _as_one_unit(batches)
     match terms.kind:
         case "derived":
             found = _derive(agreed, broadcast, place)
         case "training":
             found = _train(plan, batches, broadcast, place, factor, note)
+        case _ if one:
+            taken = poisson_sample(agreed.declaration.sampling_rate, 1, place.random)
+            found = _add_rows(plan, batches, broadcast, place, note)
+            if not taken.all():  # only now: a site that was not drawn would else be told by how soon it answers
+                found = found._replace(total=np.zeros_like(found.total))
         case _:
             found = _add_rows(plan, _sampled(agreed, batches, place.random), broadcast, place, note)
     if not agreed.per_site:
@@ -408,8 +413,7 @@ def _train(
         evaluate: _Evaluate = Evaluation if place.evaluations is None else place.evaluations.requested
         if (elsewhere := place.elsewhere) is not None:
             evaluate = _elsewhere(evaluate, lambda maps: elsewhere.maps(agreed, broadcast, place.state, maps))
-        by_subject = study.privacy.unit != "record"
-        trained, counts = answered(training, steps, load, most, by_subject=by_subject, evaluate=evaluate)
+        trained, counts = answered(training, steps, load, most, unit=study.privacy.unit, evaluate=evaluate)
         if counts.fault is not None:
             note(counts.fault)
     elif place.elsewhere is not None:
@@ -503,7 +507,8 @@ def _bounded(plan: DeclaredPlan, whole: Integers, most_records: int) -> tuple[In
     if study.privacy.noise == "none":
         largest = int(np.abs(whole).max(initial=0))
         return (whole, 0) if largest <= bound else (np.rint(whole * (bound / largest)).astype(np.int64), len(whole))
-    if most_records > study.data.max_records and plan.declaration.sampling_rate == 1:
+    # A whole site's sum is as long as one record's may be, however many records there are.
+    if most_records > study.data.max_records and plan.declaration.sampling_rate == 1 and study.privacy.unit != "site":
         whole = shrunk(whole, study.data.max_records, most_records)
     if -bound <= whole.min(initial=0) and whole.max(initial=0) <= bound:
         return whole, 0

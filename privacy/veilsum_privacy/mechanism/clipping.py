@@ -49,6 +49,9 @@ def row_norms(rows: Floats, spare: Floats | None = None) -> Floats:
     return cast(Floats, np.sqrt(row_totals(squares)))
 
 
+_CARRIED, _FULL = 32, 2**61
+"""Bits of a subject's sum below those that are carried, and the values from which they are: a batch's are at most 2^62."""
+
 FEW = 8
 """Columns up to which rows are reduced column by column, which is several times as fast as row by row."""
 
@@ -88,6 +91,9 @@ def clipped_about(rows: Floats, centre: Floats, clip: float) -> Floats:
 class UnitSums:
     """Sums rows by subject, batch after batch; the subject that a batch ends in is carried over to the next.
 
+    A subject may be a whole site, whose sum is beyond 64 bits: what does not fit is kept in a second integer, and such a sum,
+    which is far longer than any bound, is pulled in by its direction, to 2^-60 of its largest value.
+
     Args:
         subjects: (n,) whose record each one is, never descending.
         size: values of a row.
@@ -100,6 +106,7 @@ class UnitSums:
         self._subjects = subjects
         self._pull = pull
         self._open = np.zeros((1, size), dtype=np.int64)
+        self._high: Integers | None = None  # of the open subject, in units of 2^_CARRIED
         self._done = 0
         self.clipped = 0
 
@@ -117,14 +124,30 @@ class UnitSums:
             sums[0] += self._open[0]
         else:
             sums = np.concatenate([self._open, sums])
+        if len(sums) > 1:
+            sums[:1] = self._whole(sums[:1])
         self._open = sums[-1:].copy()
+        if np.abs(self._open).max(initial=0) >= _FULL:
+            carried = self._open >> _CARRIED
+            self._high = carried if self._high is None else self._high + carried
+            self._open -= carried << _CARRIED
         return self._bound(sums[:-1])
 
     def last(self) -> Integers:
         """Return the bounded vector (1, size) of the last subject."""
         if self._done != len(self._subjects):
             raise Misuse("There are fewer records than subjects were given for.")
-        return self._bound(self._open)
+        return self._bound(self._whole(self._open))
+
+    def _whole(self, low: Integers) -> Integers:
+        """The sum (1, size) of the subject that is over; of one that does not fit, divided by a power of two and cut off."""
+        high, self._high = self._high, None
+        if high is None and np.abs(low).max(initial=0) < _FULL:
+            return low
+        high, low = (low >> _CARRIED) + (0 if high is None else high), low & (2**_CARRIED - 1)
+        over = max(0, int(np.abs(high).max()).bit_length() - (62 - _CARRIED))
+        found: Integers = (high << (_CARRIED - over)) + (low >> over)
+        return found
 
     def _bound(self, sums: Integers) -> Integers:
         self.clipped += int(self._pull(sums).sum())

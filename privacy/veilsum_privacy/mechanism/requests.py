@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.mechanism.factors import FactorSums, Products
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation, OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.study.study import Unit
 
 T = TypeVar("T")
 
@@ -97,7 +100,7 @@ def answered(
     load: Callable[[], Records],
     most: float,
     *,
-    by_subject: bool,
+    unit: Unit,
     evaluate: Callable[[RowGraph, Mapping[str, OpaqueMap], int], Evaluation] = Evaluation,
 ) -> tuple[T, Counts]:
     """Answer what training asks for until it is done.
@@ -107,7 +110,8 @@ def answered(
         steps: samples and noise, for so many requests and no more.
         load: gives all of the site's records, once.
         most: records that a sample is expected to have at most, public.
-        by_subject: whether the unit of privacy is the subject.
+        unit: of privacy. A ``site``, whose records are one unit, is drawn whole or not at all, and each of its sums is
+            computed in either case: otherwise how long it takes would tell the draw, which the price of sampling rests on.
         evaluate: makes a graph ready, with its maps, for blocks of so many records.
     """
     block, counts = block_of(most), Counts()
@@ -119,13 +123,17 @@ def answered(
     with closing(training):
         sums = ready(next(training))
         records = load()
-        subjects = records.subjects if by_subject else None
+        subjects = None if unit == "record" else records.subjects
         while True:
             taken = steps.sample(len(records), subjects)
-            sums.add(records.take(taken), None if subjects is None else subjects[taken])
+            added = np.ones_like(taken) if unit == "site" else taken
+            sums.add(records.take(added), None if subjects is None else subjects[added])
+            total = sums.total()
+            if unit == "site" and not taken.all():
+                total = np.zeros_like(total)
             counts.clipped, counts.invalid = counts.clipped + sums.clipped, counts.invalid + sums.invalid
             counts.fault = counts.fault or sums.fault
             try:
-                sums = ready(training.send(steps.noised(sums.total())))
+                sums = ready(training.send(steps.noised(total)))
             except StopIteration as done:
                 return done.value, counts
