@@ -23,17 +23,7 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.baselines import Baseline, LifeTable, Strata, first_baseline
 from veilsum_aggregation.figures import FLAT, NotEstimable
-from veilsum_aggregation.newton import (
-    FLOOR,
-    LONGEST_STEP,
-    Cells,
-    Path,
-    SolvedFit,
-    limited,
-    nothing,
-    unconverged,
-    without,
-)
+from veilsum_aggregation.newton import FLOOR, LONGEST_STEP, Cells, Path, SolvedFit, limited, nothing, unconverged, without
 from veilsum_aggregation.regression import told_directions, too_weak
 
 STEPS = 8

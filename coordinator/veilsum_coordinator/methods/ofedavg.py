@@ -35,12 +35,7 @@ from veilsum_coordinator.parts.alignment import (
 )
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.generation import (
-    FeatureUse,
-    GenerationParameters,
-    generation_plans,
-    run_generation,
-)
+from veilsum_coordinator.parts.generation import FeatureUse, GenerationParameters, generation_plans, run_generation
 from veilsum_coordinator.parts.iteration import site_blocks
 from veilsum_coordinator.parts.moment_plans import (
     FeatureRules,
