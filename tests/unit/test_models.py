@@ -28,6 +28,7 @@ from veilsum_privacy.training.models import (
     resolve_model,
 )
 from veilsum_privacy.training.models.networks import Network, named
+from veilsum_privacy.training.models.perceptrons import Perceptron
 
 Floats = NDArray[np.float64]
 
@@ -402,7 +403,7 @@ def test_predictions_are_the_networks_and_each_records_own(key: str) -> None:
     arrays = some_values(architecture)
     x = records(architecture, 70)
     found = predict.scores(architecture, arrays, x)
-    tolerance = 1e-9 if architecture.perceptron else 1e-4 * float(np.abs(found).max())
+    tolerance = 1e-9 if isinstance(architecture, Perceptron) else 1e-4 * float(np.abs(found).max())
     np.testing.assert_allclose(found, outputs(architecture, arrays, x), rtol=0, atol=tolerance)
     hidden = predict.representations(architecture, arrays, x)
     head = hidden @ arrays["head.weight"].T + (0.3 if key == "linear" else 1.0) * arrays["head.bias"]
