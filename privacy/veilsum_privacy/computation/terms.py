@@ -136,7 +136,7 @@ def check_terms(what: str, terms: TaskTerms, declared: TaskDeclaration, study: S
         HostileInput: it does not.
     """
     noisy = study.privacy.noise != "none"
-    for broken, rule in (*_of_all(terms, declared, study, noisy=noisy), *_of_kind(terms, declared, study, noisy=noisy)):
+    for broken, rule in (*_of_all(terms, declared, noisy=noisy), *_of_kind(terms, declared, study, noisy=noisy)):
         if broken:
             raise HostileInput(f"{what}{rule}.")
     persons = terms.persons
@@ -150,7 +150,7 @@ def check_terms(what: str, terms: TaskTerms, declared: TaskDeclaration, study: S
 _Rules = Iterable[tuple[bool, str]]
 
 
-def _of_all(terms: TaskTerms, declared: TaskDeclaration, study: Study, *, noisy: bool) -> _Rules:
+def _of_all(terms: TaskTerms, declared: TaskDeclaration, *, noisy: bool) -> _Rules:
     """What holds of tasks of every kind: whether it is broken, and how it reads."""
     reads = terms.kind != "derived"
     return (
