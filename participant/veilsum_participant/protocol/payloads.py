@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from sqlalchemy import Connection
 
-from veilsum_aggregation.arrays import Integers
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import Damage, Refusal, RefusalCode
 from veilsum_participant.datasets import SNAPSHOT_PURPOSE, keyed_snapshot
 from veilsum_participant.protocol.open_studies import OpenStudy
@@ -29,7 +29,7 @@ from veilsum_privacy.computation.declared import DeclaredPlan
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.securesum.context import Assignment
-from veilsum_privacy.securesum.data_masks import Words, mask_values
+from veilsum_privacy.securesum.data_masks import mask_values
 from veilsum_privacy.securesum.graph import MaskGraph
 from veilsum_privacy.securesum.key_shares import (
     MemberMasks,
