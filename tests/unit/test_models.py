@@ -18,7 +18,7 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen
 from veilsum_privacy.training import predict
-from veilsum_privacy.training.arrays import MODEL, dump, flatten, from_broadcast, load, to_broadcast, unflatten
+from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, load, to_broadcast, unflatten
 from veilsum_privacy.training.models import (
     MODELS,
     Architecture,
@@ -44,6 +44,11 @@ SPECS = {
     "resnet18": (ModelSpec(name="resnet18", inputs=(2, 16, 12), options=SMALL), 384),
     "block": (ModelSpec(name="block", inputs=(5, 6), options={"heads": 3, "hidden": 8}), 30),
 }
+
+
+def dump(module: torch.nn.Module) -> dict[str, Floats]:
+    """A network's parameters as float64 arrays, by name; copies."""
+    return {name: parameter.detach().cpu().double().numpy().copy() for name, parameter in module.named_parameters()}
 
 
 def build(key: str) -> Architecture:
