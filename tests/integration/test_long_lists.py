@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.ended import EndedStudy
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import MOST_ROUNDS, StudyEntry, study_status
-from veilsum_node.errors import Misuse
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.transport.channel import open_channel
 from veilsum_privacy.ledger import Mechanism
@@ -125,6 +125,17 @@ def test_pages_joined_are_the_whole_list(bed: TestBed, times: list[int], most: i
         assert found or not more
     expected = sorted((study.submitted, study.digest) for study in made if study.digest.hex().startswith(begins))
     assert [(status.submitted, status.study) for status in pages] == expected
+
+
+def test_a_list_behind_a_study_that_is_not_listed_is_refused(bed: TestBed) -> None:
+    """Deleted between two replies, unknown, or another analyst's, whose time it would tell."""
+    hub = Hub(bed.hub.credentials, bed.hub.journal, waits=Waits(), clock=bed.clock)
+    admit(hub, [ended(1), ended(2, analyst="other")])
+    for before in (b"x", bytes(32), ended(2).digest):
+        with pytest.raises(HostileInput, match="listed any more"):
+            hub.listed("analyst", before=before)
+    assert hub.listed("analyst", before=ended(1).digest) == (deque(), False)
+    assert hub.listed("analyst", begins="no digits") == (deque(), False)
 
 
 @dataclass

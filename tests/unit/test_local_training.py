@@ -74,8 +74,10 @@ def trained(
     """One round, with the noised steps that are given, or without noise."""
     if steps is None:
         return task.train_plainly(replace(records, subjects=None), broadcast, state, pytest.fail)
-    training, by_subject = task.train(broadcast, state, steps.course), records.subjects is not None
-    return answered(training, steps, lambda: records, len(records), by_subject=by_subject)[0]
+    training: Any = task.train(broadcast, state, steps.course)
+    return answered(training, steps, lambda: records, len(records), unit="record" if records.subjects is None else "subject")[
+        0
+    ]
 
 
 def run(task: LocalTraining, records: Records, steps: Steps | None = None, **more: Any) -> dict[str, Floats]:
@@ -331,9 +333,7 @@ def test_a_record_that_a_network_fails_on_leaves_the_others_to_the_bit(
     wrap(PerRecordGradients, "factors", 2)
     if how == "raises":  # a representation that is not finite counts as zeros, in a row that counts
         wrap(closed_form, "representations", 2)
-    _, counts = answered(
-        task.train(given_arrays(task), {}, steps.course), steps, lambda: records, 40, by_subject=unit == "subject"
-    )
+    _, counts = answered(task.train(given_arrays(task), {}, steps.course), steps, lambda: records, 40, unit=unit)
     number = len(want.integers) if how == "raises" else task.parameters.local_steps
     for found, wanted in zip(steps.integers[:number], want.integers[:number], strict=True):
         np.testing.assert_array_equal(found, wanted)
@@ -354,7 +354,7 @@ def test_training_asks_before_a_record_is_read_and_is_sent_sums_alone() -> None:
         return drawn(1, 9)
 
     with pytest.raises(HostileInput, match="seeds"):
-        answered(asked, steps, load, 9, by_subject=False)
+        answered(asked, steps, load, 9, unit="record")
     assert not read
     assert not steps.taken
     assert set(inspect.signature(task.train).parameters) == {"broadcast", "state", "course"}
@@ -393,7 +393,7 @@ def test_rounds_with_a_kept_graph_are_rounds_without_to_the_bit(objective: str) 
         for _ in range(2):
             steps = Seen(task, seed=3)
             course = task.train(given_arrays(task), {}, steps.course)
-            found.append(answered(course, steps, lambda: drawn(1, 50), 50, by_subject=False, evaluate=evaluate)[0].vector)
+            found.append(answered(course, steps, lambda: drawn(1, 50), 50, unit="record", evaluate=evaluate)[0].vector)
     for vector in found[1:]:
         np.testing.assert_array_equal(vector, found[0])
 
@@ -403,7 +403,7 @@ def test_training_that_asks_too_often_is_refused(longer: int) -> None:
     task = training(hidden=0)
     steps = Seen(task)
     with pytest.raises(Misuse, match="more noised steps"):
-        answered(_again(task, steps, longer), steps, lambda: drawn(1, 9), 9, by_subject=False)
+        answered(_again(task, steps, longer), steps, lambda: drawn(1, 9), 9, unit="record")
     assert steps.taken == steps.number
 
 

@@ -423,13 +423,19 @@ class Hub:
 
         Returns:
             these, and whether there are older ones.
+
+        Raises:
+            HostileInput: no such study is listed, as when it was deleted meanwhile.
         """
         with self.changed:
             known: dict[bytes, StudyEntry | EndedStudy] = {**self.ended, **self.studies}
             keys = sorted((each.submitted, key) for key, each in known.items() if analyst in (None, each.analyst))
-            limit = (known[before].submitted, before) if before in known else (math.inf, b"")
+            if before:
+                if (limit := next((at for at, (_, key) in enumerate(keys) if key == before), None)) is None:
+                    raise HostileInput("No study of that digest is listed any more.", "List the studies from the start.")
+                del keys[limit:]
             found, size = deque[pb.StudyStatus](), 0
-            for place in (place for place in reversed(keys) if place < limit and place[1].hex().startswith(begins)):
+            for place in (place for place in reversed(keys) if place[1].hex().startswith(begins)):
                 each = known[place[1]]
                 shown = listed_status(each.status if isinstance(each, EndedStudy) else shown_status(each))
                 size += shown.ByteSize() + 8  # its tag and length

@@ -271,7 +271,7 @@ class Caller:
             raise
         except BrokenError as error:
             self._break(str(error))
-            raise
+            raise BrokenError(self._broken) from error  # what ended it first, where the other thread closed it meanwhile
         if not slot.arrived.wait(seconds):
             self._break(f"{type(request).__name__} was not answered within {seconds:.0f} s.")
         if slot.frame is None:
