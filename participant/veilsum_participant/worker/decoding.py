@@ -25,7 +25,7 @@ from veilsum_node.process.hardening import end_with_parent
 if TYPE_CHECKING:
     from veilsum_aggregation.arrays import Floats
     from veilsum_node.process.confinement import Bounds
-from veilsum_participant.data.slices import NoPixels
+    from veilsum_participant.data.slices import NoPixels
 
 CPU_SECONDS, WALL_SECONDS = 60.0, 300.0
 """What one image may take; public, so that which one is absent depends on it alone and on the machine."""
