@@ -118,10 +118,7 @@ def weighted_mean(models: Sequence[Mapping[str, Floats]], counts: Sequence[float
 
 
 def align_filters(
-    arrays: Mapping[str, Floats],
-    reference: Mapping[str, Floats],
-    groups: Sequence[ChannelGroup],
-    entropy: float = 0.0,
+    arrays: Mapping[str, Floats], reference: Mapping[str, Floats], groups: Sequence[ChannelGroup], entropy: float = 0.0
 ) -> AlignedGroups:
     """Renumber a network's channels so that its filters come to lie on the reference's, layer by layer (HFedATM's FOT).
 

@@ -136,44 +136,34 @@ def noise_in_weights(counts: Floats, sums: Floats, covariance: Floats, sums_std:
     return NoiseInWeights(min(1.0, expected / found) if found > 0.0 else 1.0, bool(found <= expected + 2.0 * spread))
 
 
-def average_heads(heads: Sequence[LinearHead], weights: Floats | None = None) -> LinearHead:
+def average_heads(heads: Sequence[LinearHead]) -> LinearHead:
     """One-shot average of local heads (O-FedAvg), class by class, over the heads that vote on the class.
 
-    A head votes on the classes that it names; a zero in its row of ``weights`` takes a vote back. By default every head that
-    names a class has one vote on it. A softmax head trained over all classes says of one that its site lacks only that it did
-    not occur, and that is a vote too: on digits of four domains, leaving such votes out, or weighing heads by their counts,
-    did worse than equal votes, and equal votes need no count. To leave them out, give heads over the classes that a site has,
-    or ``weights`` (S, K).
+    Every head has one vote on each class that it names. A softmax head trained over all classes says of one that its site
+    lacks only that it did not occur, and that is a vote too: on digits of four domains, leaving such votes out, or weighing
+    heads by their counts, did worse than equal votes, and equal votes need no count.
 
     Scores of a softmax head are told up to one linear function common to all classes. All heads must be of one gauge, as
     those of :func:`veilsum_aggregation.softmax.fit_softmax` are: rows and biases sum to 0 over the head's classes.
 
     Args:
         heads: S heads on the same features; each names its classes, in any order.
-        weights: None for equal votes, (S,) votes of the sites, or (S, K) votes per class, in the order of the result's
-            classes; not negative.
 
     Returns:
-        A head of K classes, in the order in which the heads first name them. A class on which all votes are 0 is averaged
-        equally over the heads that name it.
+        A head of K classes, in the order in which the heads first name them.
 
     Raises:
-        ValueError: no heads, other numbers of features, or weights that do not fit, are negative or not finite.
+        ValueError: no heads, or other numbers of features.
     """
     if not heads or len({head.weights.shape[1] for head in heads}) != 1:
         raise ValueError("heads on the same features are averaged, at least one")
     classes = tuple(dict.fromkeys(name for head in heads for name in head.classes))
     shape = (len(heads), len(classes))
-    weights = np.ones(len(heads)) if weights is None else weights
-    if weights.shape not in (shape, shape[:1]) or not np.all(np.isfinite(weights) & (weights >= 0.0)):
-        raise ValueError(f"weights {weights.shape} of {shape[0]} heads and {shape[1]} classes must fit and not be negative")
     place = {name: index for index, name in enumerate(classes)}
-    named, stacked = np.zeros(shape), np.zeros((*shape, heads[0].weights.shape[1] + 1))
+    votes, stacked = np.zeros(shape), np.zeros((*shape, heads[0].weights.shape[1] + 1))
     for s, head in enumerate(heads):
         columns = [place[name] for name in head.classes]
-        named[s, columns] = 1.0
+        votes[s, columns] = 1.0
         stacked[s, columns] = np.column_stack([head.weights, head.bias])
-    votes = named * (weights if weights.ndim == 2 else weights[:, None])
-    votes = np.where(votes.sum(axis=0) > 0.0, votes, named)
     mean: Floats = np.einsum("sk,skd->kd", votes / votes.sum(axis=0), stacked)
     return LinearHead(mean[:, :-1], mean[:, -1], classes)

@@ -19,7 +19,7 @@ diverge, p~ tends to the reachable distribution of least KL(p~ | p), and order b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,9 +50,6 @@ PRICES = tuple(10.0 ** (power / 2) for power in range(11))
 """Prices of missing p, of which each is far above what the last one decided."""
 PRICED_STEPS = 30
 """Newton steps at a price, at most; it takes two or three but at the first."""
-
-Watch = Callable[[int, float, float], bool]
-"""Told after each Newton step: its number, a bound below which no plan's residual is, and the gap; False ends the search."""
 
 
 @dataclass(frozen=True)
@@ -172,13 +169,7 @@ def pair_probabilities(rates: Floats) -> Floats:
 
 
 def solve(
-    importance: Floats,
-    subsets: Subsets,
-    probabilities: Floats,
-    tolerance: float = 1e-10,
-    *,
-    max_iterations: int = 200,
-    watch: Watch | None = None,
+    importance: Floats, subsets: Subsets, probabilities: Floats, tolerance: float = 1e-10, *, max_iterations: int = 200
 ) -> MaskedPlan:
     """Scores whose weights give every site its importance on average, or come as near as can be.
 
@@ -200,8 +191,7 @@ def solve(
         subsets: M sets of the N sites.
         probabilities: (M,) q, not negative, sum 1.
         tolerance: of the sum of absolute differences. Below about 1e-12 rounding may leave the answer undecided.
-        max_iterations: Newton steps.
-        watch: told of each step, and asked whether to go on; where it is not, the plan and its certificate are those so far.
+        max_iterations: Newton steps; after these the plan and its certificate are those so far.
 
     Raises:
         ValueError: the arguments are not as stated.
@@ -228,8 +218,6 @@ def solve(
         gap = float(np.abs(point.reached - target).sum())
         gaps.append(gap)
         if gap <= tolerance or iteration >= max_iterations:
-            break
-        if watch is not None and not watch(iteration, 2.0 * sweep.excess if infeasible else 0.0, gap):
             break
         if infeasible and not approached and len(gaps) > PATIENCE and gap > gaps[-1 - PATIENCE] / 2.0:
             u, taken = _approach(dual, max_iterations - iteration)

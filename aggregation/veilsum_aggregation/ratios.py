@@ -76,8 +76,8 @@ def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> 
     value = one.value - other.value
     low = value - math.hypot(one.value - one.low, other.high - other.value)
     high = value + math.hypot(one.high - one.value, other.value - other.low)
-    errors = [math.hypot(*pair) for pair in zip(_errors(one), _errors(other), strict=True)]
-    return Figure(value, errors[0], errors[1], low, high)
+    noise = math.hypot(one.noise_error, other.noise_error)
+    return Figure(value, noise, math.hypot(one.sampling_error, other.sampling_error), low, high)
 
 
 def consistent(tables: Floats, totals: Floats, std: float, totals_std: float) -> tuple[Floats, float, float]:
@@ -253,10 +253,6 @@ def _groups(table: Floats, std: float, cells: Sequence[str]) -> NotEstimable | N
             found = "there is no record of" if std == 0.0 else "within its noise is the number of records of"
             return NotEstimable(f"{found} {one}, or {other}", ADVICE)
     return None
-
-
-def _errors(figure: Figure) -> tuple[float, float]:
-    return figure.noise_error, figure.sampling_error
 
 
 RATIOS: Mapping[str, Callable[[Floats, float, Sequence[str]], Answer]] = {

@@ -13,12 +13,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
-from veilsum_aggregation.filters import (
-    Permutation,
-    align_filters,
-    permute_gram,
-    weighted_mean,
-)
+from veilsum_aggregation.filters import Permutation, align_filters, permute_gram, weighted_mean
 from veilsum_aggregation.shrinkage import project_psd
 
 RIDGE = 1e-6

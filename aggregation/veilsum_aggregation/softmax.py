@@ -34,16 +34,9 @@ class SoftmaxFit:
 
 
 def fit_softmax(
-    x: Floats,
-    labels: Integers,
-    sample_weights: Floats | None,
-    classes: int,
-    ridge: float,
-    *,
-    bias_scale: float = 1.0,
-    tolerance: float,
+    x: Floats, labels: Integers, sample_weights: Floats | None, classes: int, ridge: float, *, tolerance: float
 ) -> SoftmaxFit:
-    """Minimise sum_i w_i CE(y_i, softmax(V x~_i)) + ridge / 2 |V|_F^2 over V (K, d + 1), with x~ = (x, bias_scale).
+    """Minimise sum_i w_i CE(y_i, softmax(V x~_i)) + ridge / 2 |V|_F^2 over V (K, d + 1), with x~ = (x, 1).
 
     Damped Newton steps; each system is solved by conjugate gradients, preconditioned by the Hessian's diagonal block of each
     class, in the subspace where the classes sum to 0, which holds the minimiser. Deterministic. A step costs a few products
@@ -55,14 +48,13 @@ def fit_softmax(
         sample_weights: (n,) weights w, not negative; None is 1 each.
         classes: K; classes without samples are allowed.
         ridge: positive, on the bias too.
-        bias_scale: the constant feature b; the bias is V[:, d] b.
         tolerance: largest L2 norm of the gradient with respect to V.
 
     Raises:
         ValueError: shapes, labels or weights do not fit, or are not finite; ridge or tolerance not positive.
         ArithmeticError: the tolerance cannot be met, as where it is below the rounding of the gradient.
     """
-    problem = _Problem(x, labels, sample_weights, classes, ridge, bias_scale)
+    problem = _Problem(x, labels, sample_weights, classes, ridge)
     if not tolerance > 0.0:
         raise ValueError("the tolerance must be positive")
     v = np.zeros((classes, x.shape[1] + 1))
@@ -90,26 +82,24 @@ def fit_softmax(
         v = v + step * direction
         value, gradient, p = trial
         size = trial_size
-    return SoftmaxFit(np.ascontiguousarray(v[:, :-1]), v[:, -1] * bias_scale, size, iterations)
+    return SoftmaxFit(np.ascontiguousarray(v[:, :-1]), v[:, -1].copy(), size, iterations)
 
 
 class _Problem:
     """The objective and its derivatives, with the constant feature appended."""
 
-    def __init__(
-        self, x: Floats, labels: Integers, sample_weights: Floats | None, classes: int, ridge: float, bias_scale: float
-    ) -> None:
+    def __init__(self, x: Floats, labels: Integers, sample_weights: Floats | None, classes: int, ridge: float) -> None:
         n = len(x)
         weights = np.ones(n) if sample_weights is None else np.asarray(sample_weights, dtype=np.float64)
         if x.ndim != 2 or labels.shape != (n,) or weights.shape != (n,) or classes < 1:
             raise ValueError(f"features {x.shape}, labels {labels.shape} and weights {weights.shape} do not fit")
-        if not (np.all(np.isfinite(x)) and np.all(np.isfinite(weights) & (weights >= 0.0)) and np.isfinite(bias_scale)):
+        if not (np.all(np.isfinite(x)) and np.all(np.isfinite(weights) & (weights >= 0.0))):
             raise ValueError("features and weights must be finite, and weights not negative")
         if n and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
             raise ValueError(f"a label is not in 0 .. {classes - 1}")
         if not (ridge > 0.0 and np.isfinite(ridge)):
             raise ValueError("the ridge must be positive")
-        self.x = np.column_stack([x.astype(np.float64), np.full(n, float(bias_scale))])
+        self.x = np.column_stack([x.astype(np.float64), np.ones(n)])
         self.weights, self.ridge, self.labels = weights, ridge, labels
         self.rows = np.arange(n)
 

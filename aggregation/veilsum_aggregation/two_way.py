@@ -31,6 +31,9 @@ from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
 _STRUCTURE = 1e-6
 """Mean squared distance of class means, in standard deviations within classes, below which they have no structure to turn."""
 
+_START = 0.3
+"""v_d and v_e that the fit begins with, per coordinate of whitened space."""
+
 _FLOOR = 1e-5
 """Eigenvalues of the within-class covariance below this share of their mean are raised to it before whitening.
 
@@ -137,14 +140,7 @@ def effective_counts(counts: Floats, sums_std: float, whiten: Floats) -> Floats:
     return result
 
 
-def fit_two_way(
-    site: ClassStatistics,
-    *,
-    rounds: int = 10,
-    shift_variance: float = 0.3,
-    residual_variance: float = 0.3,
-    slopes: bool = False,
-) -> TwoWay:
+def fit_two_way(site: ClassStatistics, *, rounds: int = 10, slopes: bool = False) -> TwoWay:
     """Fit the two-way reference to the moments of all sites.
 
     The effects returned are those that :func:`two_way_local` gives against the returned reference, so a site that gets the
@@ -153,21 +149,20 @@ def fit_two_way(
     Args:
         site: moments of S sites, in the features' own units.
         rounds: rounds of expectation maximisation after the first class means; at least 1.
-        shift_variance, residual_variance: v_d and v_e to start from, per coordinate of whitened space.
         slopes: whether sites have slopes beside shifts.
 
     Raises:
         ValueError: nothing tells a class, or a spread within classes.
     """
-    if rounds < 1 or not (shift_variance > 0.0 and residual_variance > 0.0):
-        raise ValueError("the two-way fit needs at least one round and positive variances to start from")
+    if rounds < 1:
+        raise ValueError("the two-way fit needs at least one round")
     degrees = np.asarray(site.degrees)
     if not (np.any(site.counts > 0.0) and np.all(degrees >= 0.0) and np.any(degrees > 0.0)):
         raise ValueError("no site has a class with records, or no degrees of freedom are left within classes")
     whiten, colour, within = whitening(pooled_within(site.within, degrees))
     counts = effective_counts(site.counts, site.sums_std, whiten)
     means = np.where(site.counts[:, :, None] > 0.0, site.means, 0.0) @ whiten
-    v_d, v_e, v_b = shift_variance, residual_variance, 0.0
+    v_d, v_e, v_b = _START, _START, 0.0
     parts = two_way_local(counts, means, None, v_d, v_e)[1]
     class_means: Floats = np.zeros(means.shape[1:])
     for _ in range(rounds + 1):

@@ -32,11 +32,11 @@ from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.simulation.partition import partition
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import Model
+from veilsum_privacy.mechanism.parts import hash_is_low
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import ALIGNMENT_SCALE
-from veilsum_privacy.tasks.parts import part_of
 
 ALPHA, DELTA, SIDE = 0.5, 1e-5, 28
 MODELS: Mapping[str, Mapping[str, Any]] = {
@@ -165,13 +165,19 @@ def _channels(parameters: Mapping[str, Any], moments: Mapping[str, Any]) -> dict
     return {} if by_itself else {"channels": 1}
 
 
+def _for_training(own: Records) -> Records:
+    """The half of a site's records that the tasks of a study with ``part_share`` 0.5 train on."""
+    labels = np.full(len(own), -1) if own.labels is None else own.labels
+    return own.take(~hash_is_low(own.features, own.present, labels, 0.5))
+
+
 def run(
     sites: SkewedSites, arm: Arm, parameters: Mapping[str, Any], chosen: argparse.Namespace, epsilon: float
 ) -> dict[str, Any]:
     """One result: percent of test images classified rightly, as they are and with the sites' own skew."""
     began = time.monotonic()
     study = compiled(sites, arm, parameters, chosen, epsilon)
-    held = sites.records if arm.whole else {name: part_of(own, "training", 0.5) for name, own in sites.records.items()}
+    held = sites.records if arm.whole else {name: _for_training(own) for name, own in sites.records.items()}
     federation = PlainFederation(study, {name: PlainSite(own) for name, own in held.items()})
     result = get_method(arm.method).run(federation)
     model = Model.from_result(result)

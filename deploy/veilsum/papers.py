@@ -251,7 +251,7 @@ def _table_one(
                 numbers.setdefault(str(row["column"]), []).append(row)
             elif "quantile" in row:
                 medians.setdefault(str(row["column"]), []).append(row)
-    by = _by(parts, one)
+    by = _by(parts)
     for name, rows in parts.items():
         if not name.endswith(" tests") and rows and "share" in rows[0]:
             (column,) = [key for key in rows[0] if key not in by and key not in _OWN][:1] or [name.partition(".")[2]]
@@ -260,7 +260,7 @@ def _table_one(
     groups = groups or [()]
     lines = list[Line]()
     for column in _order(one, numbers, counts, names):
-        p = p_text(_test(tests, column, by)) if by else None
+        p = p_text(_test(tests, column)) if by else None
         lines += _lines(column, numbers, medians, counts, names, groups, by, p, nonnormal)
     sizes = [_size(group, by, numbers, counts) for group in groups]
     heads = [f"{_group_name(group, by, names)} (n = {size})" for group, size in zip(groups, sizes, strict=True)]
@@ -276,7 +276,7 @@ def _notes(lines: Sequence[Line], private: bool) -> tuple[str, ...]:
     )
 
 
-def _by(parts: Mapping[str, Sequence[Row]], one: str) -> tuple[str, ...]:
+def _by(parts: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
     """The columns of groups: those that every part's rows have."""
     told = [rows[0].keys() for name, rows in parts.items() if rows and not name.endswith(" tests")]
     common = set.intersection(*(set(keys) for keys in told)) - _OWN if told else set()
@@ -316,7 +316,7 @@ def _order(one: str, numbers: Mapping[str, Any], counts: Mapping[str, Any], name
     return [*(name for name in stated if name in every), *(name for name in every if name not in stated)]
 
 
-def _test(tests: Mapping[str, float | None], column: str, by: Sequence[str]) -> float | None:
+def _test(tests: Mapping[str, float | None], column: str) -> float | None:
     for of, p in tests.items():
         if of == column or of.startswith(f"{column} by "):
             return p

@@ -48,6 +48,7 @@ def _measure(name: str, inputs: tuple[int, ...] | None, options: dict[str, Any],
     from veilsum_privacy.training.batches import compute_module, precision
     from veilsum_privacy.training.gradients import cross_entropy, engine
     from veilsum_privacy.training.models import ModelSpec, build_architecture
+    from veilsum_privacy.training.models.perceptrons import Perceptron
     from veilsum_privacy.training.per_record import PerRecordGradients
 
     architecture = build_architecture(ModelSpec(name=name, inputs=inputs, options=options), width, classes)
@@ -72,7 +73,7 @@ def _measure(name: str, inputs: tuple[int, ...] | None, options: dict[str, Any],
 
     plain_s = fastest(plain)
     sum_s = fastest(lambda: clipped_gradient_sum(architecture, arrays, x, labels, 1.0))
-    perceptron = architecture.perceptron
+    perceptron = isinstance(architecture, Perceptron)
     return {
         "values": architecture.size,
         "engine": "closed form" if perceptron else engine(architecture).mode,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.randomness import SeededRandom
 from support.recording import Recorder
+from support.rows import in_statistics_part
 from veilsum.local.federation import results_directory
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
@@ -24,7 +25,6 @@ from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.study.study import Study, study_digest
-from veilsum_privacy.tasks.parts import in_statistics_part
 
 Floats = NDArray[np.float64]
 WIDTH, CLASSES, SITES = 4, 3, "abc"

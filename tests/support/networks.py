@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.channel_groups import ChannelGroup
 from veilsum_aggregation.filters import Permutation, check_groups, renumber
+
+
+def scores(layers: Sequence[Floats], x: Floats) -> Floats:
+    """Scores (n, K) of features (n, d): weight and bias of each layer in turn, and ReLU between layers."""
+    for index in range(0, len(layers), 2):
+        x = (np.maximum(x, 0.0) if index else x) @ layers[index].T + layers[index + 1]
+    return x
 
 
 def permute(

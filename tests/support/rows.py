@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.primitives import DTYPES
-from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, record_of, symbol, traced, whole
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, hash_is_low, record_of, symbol, traced, whole
 from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.cells import Cells, LevelCells, ScaledNumbers
@@ -21,6 +21,11 @@ from veilsum_privacy.tasks.queries.language import Columns
 def computed(said: Callable[[Record], Any], records: Records) -> NDArray[Any]:
     """What is said of a record, computed of each of them: (n, *shape)."""
     return computing(said, records)(records)
+
+
+def in_statistics_part(records: Records, share: float) -> NDArray[np.bool_]:
+    """Which records (n,) are for statistics, as tasks split them."""
+    return computed(lambda record: hash_is_low(record, share), records)
 
 
 def computing(said: Callable[[Record], Any], like: Records) -> Callable[[Records], NDArray[Any]]:

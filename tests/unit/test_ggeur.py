@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.federation import schema_of
+from support.networks import scores
 from support.studies import Watched, agreed, complete, demand, pooled, skewed_sites
 from veilsum.compile import StudyRequest
 from veilsum_aggregation.geometry import ClassGeometry
@@ -27,7 +28,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.training.mlp import Descent, scores, train
+from veilsum_privacy.training.mlp import Descent, train
 
 SITES = ("site-0", "site-1", "site-2")
 K, D = 3, 4

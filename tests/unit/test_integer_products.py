@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import Misuse
-from veilsum_privacy.securesum.integer_products import IntegerProducts, Integers
+from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.products import KeyProducts
 from veilsum_privacy.securesum.ring import RINGS, RingParameters
 

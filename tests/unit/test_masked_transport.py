@@ -297,8 +297,7 @@ def heavy_tails(sites: int, kind: str) -> tuple[np.ndarray, Subsets, np.ndarray]
 def test_heavy_tails_end_in_few_steps_at_the_nearest_that_can_be_reached(kind: str) -> None:
     """Steps alone took 151 of these, or none of 200 sufficed. By KKT each subset gives only to those it serves worst."""
     p, subsets, q = heavy_tails(1500, kind)
-    steps: list[tuple[int, float, float]] = []
-    plan = solve(p, subsets, q, 1e-8, watch=lambda *told: steps.append(told) is None)
+    plan = solve(p, subsets, q, 1e-8)
     assert plan.feasible is False
     assert plan.gap <= 1e-8
     assert plan.iterations < 50
@@ -311,13 +310,14 @@ def test_heavy_tails_end_in_few_steps_at_the_nearest_that_can_be_reached(kind: s
         members = subsets[number]
         given = served[members][plan.weights(members) > 1e-4]
         assert given.max() <= served[members].min() * (1 + 1e-4)
-    assert [number for number, _, _ in steps] == sorted({number for number, _, _ in steps})
-    assert max(bound for _, bound, _ in steps) <= plan.residual + 1e-9
+    for most in (1, 10):
+        ended = solve(p, subsets, q, 1e-8, max_iterations=most)
+        assert 2.0 * ended.excess <= plan.residual + 1e-9
 
 
 def test_a_search_that_is_ended_has_its_certificate() -> None:
     p, subsets, q = heavy_tails(300, "power")
-    plan = solve(p, subsets, q, 1e-8, watch=lambda number, bound, gap: number < 2)
+    plan = solve(p, subsets, q, 1e-8, max_iterations=2)
     assert plan.iterations == 2
     assert plan.feasible is False
     assert plan.gap > 1e-8

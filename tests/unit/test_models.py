@@ -18,7 +18,7 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen
 from veilsum_privacy.training import predict
-from veilsum_privacy.training.arrays import MODEL, dump, flatten, from_broadcast, load, to_broadcast, unflatten
+from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, load, to_broadcast, unflatten
 from veilsum_privacy.training.models import (
     MODELS,
     Architecture,
@@ -28,6 +28,7 @@ from veilsum_privacy.training.models import (
     resolve_model,
 )
 from veilsum_privacy.training.models.networks import Network, named
+from veilsum_privacy.training.models.perceptrons import Perceptron
 
 Floats = NDArray[np.float64]
 
@@ -43,6 +44,11 @@ SPECS = {
     "resnet18": (ModelSpec(name="resnet18", inputs=(2, 16, 12), options=SMALL), 384),
     "block": (ModelSpec(name="block", inputs=(5, 6), options={"heads": 3, "hidden": 8}), 30),
 }
+
+
+def dump(module: torch.nn.Module) -> dict[str, Floats]:
+    """A network's parameters as float64 arrays, by name; copies."""
+    return {name: parameter.detach().cpu().double().numpy().copy() for name, parameter in module.named_parameters()}
 
 
 def build(key: str) -> Architecture:
@@ -402,7 +408,7 @@ def test_predictions_are_the_networks_and_each_records_own(key: str) -> None:
     arrays = some_values(architecture)
     x = records(architecture, 70)
     found = predict.scores(architecture, arrays, x)
-    tolerance = 1e-9 if architecture.perceptron else 1e-4 * float(np.abs(found).max())
+    tolerance = 1e-9 if isinstance(architecture, Perceptron) else 1e-4 * float(np.abs(found).max())
     np.testing.assert_allclose(found, outputs(architecture, arrays, x), rtol=0, atol=tolerance)
     hidden = predict.representations(architecture, arrays, x)
     head = hidden @ arrays["head.weight"].T + (0.3 if key == "linear" else 1.0) * arrays["head.bias"]

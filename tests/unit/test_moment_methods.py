@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.rows import in_statistics_part
 from support.studies import (
     CLASSES,
     SCHEMA,
@@ -39,7 +40,6 @@ from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import FeatureParameters
-from veilsum_privacy.tasks.parts import in_statistics_part
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import Linear
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.neighbours import random_records, spoil
 from support.neighbours import schema as small
+from support.rows import in_statistics_part
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
@@ -27,7 +28,6 @@ from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, MomentUse, Part, PartParameters
-from veilsum_privacy.tasks.parts import in_statistics_part
 
 COMMON = {"clip": 1.0, "missing": "skip", "order": 4, "count_weight": 1.5, "power_weight": 0.7}
 MOMENTS = {

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from support.networks import scores
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.training.mlp import Descent, gradients, layer_shapes, scores, train
+from veilsum_privacy.training.mlp import Descent, gradients, layer_shapes, train
 
 
 def drawn(seed: int, n: int) -> Records:

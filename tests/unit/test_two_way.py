@@ -241,8 +241,6 @@ def test_refusals() -> None:
             fit_two_way(ClassStatistics(*arguments))
     with pytest.raises(ValueError, match="round"):
         fit_two_way(site, rounds=0)
-    with pytest.raises(ValueError, match="positive"):
-        fit_two_way(site, shift_variance=0.0)
     with pytest.raises(ValueError, match="spread"):
         whitening(np.zeros((3, 3)))
     with pytest.raises(ValueError, match="weight"):

@@ -1,6 +1,5 @@
 """Starting the operator's page, and making links to it."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,8 +11,6 @@ from veilsum_node.web.application import Console
 from veilsum_node.web.people import Links, Person
 from veilsum_node.web.serving import serve_with_links
 from veilsum_node.web.settings import ConsoleSettings, open_socket
-
-LOG = logging.getLogger("veilsum.console")
 
 
 def operator_links(config: CoordinatorConfig, settings: ConsoleSettings) -> Links:

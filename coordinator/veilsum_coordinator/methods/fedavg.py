@@ -430,8 +430,7 @@ def check_participation(parameters: FedAvgParameters, participation: Participati
         )
     if parameters.weighting == "records":
         raise ConfigurationError(
-            'fedavg with a participation table cannot use weighting = "records".',
-            "State the sites' importance in the table.",
+            'fedavg with a participation table cannot use weighting = "records".', "State the sites' importance in the table."
         )
     if parameters.moments is not None and participation.mode != "natural":
         raise ConfigurationError(

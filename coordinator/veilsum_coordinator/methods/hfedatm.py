@@ -178,7 +178,8 @@ class HFedATM(Method[HFedATMParameters]):
             if not last and (p.start == "independent" or number % p.merge.every):
                 continue
             merged = self._merge(federation, p, stations)
-            adopt(stations, merged.arrays)
+            for station in stations:
+                station.rounds.model = dict(merged.arrays)
             merges.append({"round": number, "moved": merged.moved, "ridges": merged.ridges})
             if checkpoint_due(p.checkpoint_every, number, p.rounds):
                 federation.checkpoint(to_broadcast(stations[0].rounds.trained), {"round": number, "rounds": p.rounds})
@@ -318,12 +319,6 @@ def begin(federation: Federation, stations: Table, parameters: TrainingParameter
             rounds.model = rounds.task.architecture.initial(seed)
         found.append(Station(name, tuple(members), rounds))
     return tuple(found)
-
-
-def adopt(stations: Sequence[Station], arrays: Mapping[str, Floats]) -> None:
-    """Give every station the same model."""
-    for station in stations:
-        station.rounds.model = dict(arrays)
 
 
 def moved(stations: Sequence[Station]) -> Iterator[tuple[str, float, float]]:

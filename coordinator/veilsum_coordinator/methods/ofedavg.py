@@ -44,12 +44,7 @@ from veilsum_coordinator.parts.base import (
     typical_norm,
 )
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.generation import (
-    FeatureUse,
-    GenerationParameters,
-    generation_plans,
-    run_generation,
-)
+from veilsum_coordinator.parts.generation import FeatureUse, GenerationParameters, generation_plans, run_generation
 from veilsum_coordinator.parts.iteration import site_blocks
 from veilsum_coordinator.parts.moment_plans import Split, class_moments
 from veilsum_coordinator.parts.server_heads import softmax_head

@@ -67,12 +67,7 @@ from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.queries.base import ReleasedPart
-from veilsum_privacy.tasks.queries.coefficients import (
-    coefficients,
-    score_row,
-    term_names,
-    told_of,
-)
+from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
 from veilsum_privacy.tasks.site_scores import SCALE, ScoreProducts, SiteScoresParameters

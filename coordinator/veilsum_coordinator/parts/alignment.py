@@ -335,12 +335,7 @@ def application(
     rest = "a record without one has no scores" if missing == "skip" else "where there is none, 0"
     return {
         "features": columns,
-        "file": {
-            "label": label,
-            "header": schema.header,
-            "order": list(schema.order),
-            "missing": list(schema.missing),
-        },
+        "file": {"label": label, "header": schema.header, "order": list(schema.order), "missing": list(schema.missing)},
         "scaling": "number: 2 (clamp(x, low, high) - low) / (high - low) - 1; category: one indicator each, in order",
         "missing": f"take impute; {rest}",
         "missing_rule": missing,

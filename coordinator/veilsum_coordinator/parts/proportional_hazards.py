@@ -10,14 +10,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.baselines import MOST_PERIODS, LifeTable
 from veilsum_aggregation.cells import Cells
 from veilsum_aggregation.figures import NotEstimable
-from veilsum_aggregation.hazards import (
-    FirstSums,
-    HazardFit,
-    HazardModel,
-    HazardRelease,
-    first_model,
-    longest_terms,
-)
+from veilsum_aggregation.hazards import FirstSums, HazardFit, HazardModel, HazardRelease, first_model, longest_terms
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import padded
 from veilsum_aggregation.regression import UntoldFit
@@ -26,14 +19,7 @@ from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.hazard_step import (
-    CENTRE,
-    HAZARDS,
-    PERIODS,
-    POINT,
-    WHITEN,
-    HazardStepParameters,
-)
+from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, PERIODS, POINT, WHITEN, HazardStepParameters
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.kinds.survival import Survival

@@ -66,7 +66,7 @@ def mlp_head(
     centre, scale = features.mean(axis=0), unit(features) * features.shape[1] ** 0.5
     model = first_model(features.shape[1], hidden, len(known), rng)
     trained = train(model, (features - centre) / scale, places.astype(np.int64), descent, rng)
-    layers = layers_of(trained)
+    layers = list(zip(trained[::2], trained[1::2], strict=True))
     weight = layers[0][0] / scale
     layers[0] = weight, layers[0][1] - weight @ centre
     return layers, tuple(names[index] for index in known)
@@ -83,11 +83,6 @@ def first_model(inputs: int, hidden: int, classes: int, rng: np.random.Generator
             gain = 1.0 if index == len(shapes) - 2 else 2.0
             model.append(rng.standard_normal(shape) * (gain / shape[1]) ** 0.5)
     return model
-
-
-def layers_of(model: Sequence[Floats]) -> list[tuple[Floats, Floats]]:
-    """Weight and bias of each layer."""
-    return list(zip(model[::2], model[1::2], strict=True))
 
 
 def mlp_arrays(layers: Sequence[tuple[Floats, Floats]]) -> tuple[dict[str, Any], dict[str, Floats]]:

@@ -146,7 +146,7 @@ class Coordination(CoordinationServicer):
         if request.version not in PROTOCOL_VERSIONS:
             raise WrongVersion("The session's protocol version was not negotiated.")
         session, address = _Session(), peer_host(context.peer()) or "an unknown address"
-        if name in self._sessions and self._hub.held_elsewhere(name, request.session_nonce, address):
+        if name in self._sessions and self._hub.held_elsewhere(name, request.session_nonce):
             # a connection that is only dead is noticed within half a minute, by its pings, and then the next try succeeds
             self._guard.metrics.held(name)
             raise HeldElsewhere(

@@ -61,8 +61,6 @@ class Session:
         received: bytes of contributions.
         serial: how many sessions there were.
         address: where it comes from.
-        rival: where another process with this identity asked for a session last while this one was open; empty if none did.
-        rival_seen: when, Unix seconds.
     """
 
     name: str
@@ -72,8 +70,6 @@ class Session:
     received: int = 0
     serial: int = 0
     address: str = ""
-    rival: str = ""
-    rival_seen: int = 0
 
 
 class Hub:
@@ -115,14 +111,11 @@ class Hub:
 
     # -- sessions ----------------------------------------------------------------------------------------------------------
 
-    def held_elsewhere(self, name: str, nonce: bytes, address: str) -> bool:
+    def held_elsewhere(self, name: str, nonce: bytes) -> bool:
         """Whether another process with a participant's identity has the session: its nonce is another one."""
         with self.changed:
             session = self.sessions.get(name)
-            if session is None or not session.connected or session.nonce == nonce:
-                return False
-            session.rival, session.rival_seen = address, self._clock()
-            return True
+            return session is not None and session.connected and session.nonce != nonce
 
     def connect(self, name: str, nonce: bytes, address: str = "") -> int:
         """A participant opened its session; returns the session's serial number (a newer one replaces an older)."""

@@ -64,7 +64,8 @@ class Objects:
             if kind == pb.OBJECT_KIND_FIXED and current.phase in (RoundPhase.CHECKING, RoundPhase.CONSENTING):
                 return [self.once(key, kind, current.fixed, lambda: _fixed_object(current))]
             if kind == pb.OBJECT_KIND_ANSWERS and current.phase is RoundPhase.CONSENTING:
-                return [self.once(key, kind, current.checks, lambda: _answers_object(current))]
+                answers = (current.answers[name] for name in current.cohort)
+                return [self.once(key, kind, current.checks, lambda: answers_object(answers))]
         raise HostileInput("The caller has no such object at present.", "Wait for the next directive.")
 
     def messages(
@@ -137,7 +138,3 @@ def _fixed_object(current: Round) -> bytes:
     if current.countersigned is None or current.fixed is None:
         raise StateError("A sum is shown once the coordinator signed for it.")
     return fixed_object(current.receipts(), current.countersigned, current.total.digest, current.fixed.signature)
-
-
-def _answers_object(current: Round) -> bytes:
-    return answers_object(current.answers[name] for name in current.cohort)

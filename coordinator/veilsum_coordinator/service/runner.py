@@ -115,11 +115,7 @@ class HubFederation(StoredFederation):
         self._wait, self._clock = wait, clock
 
     def sum(
-        self,
-        label: str,
-        broadcast: Mapping[str, NDArray[np.float64]] | None = None,
-        *,
-        members: Collection[str] | None = None,
+        self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
         """Run one round of a declared task; see :class:`~veilsum_coordinator.parts.federation.Federation`.
 

@@ -8,7 +8,7 @@ many versions of its software.
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -164,10 +164,7 @@ class SharedMetrics(Collector):
                 family.name, family.help, labels=["participant", *([family.label] if family.label else [])]
             )
             for name, samples in shown:
-                for label, value in _of(metric, samples.items()):
-                    found.add_metric([name, *([label] if family.label else [])], value)
+                for (kind, label), value in samples.items():
+                    if kind == metric:
+                        found.add_metric([name, *([label] if family.label else [])], value)
             yield found
-
-
-def _of(metric: int, samples: Iterable[tuple[tuple[int, str], float]]) -> Iterator[tuple[str, float]]:
-    return ((label, value) for (kind, label), value in samples if kind == metric)

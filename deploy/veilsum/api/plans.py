@@ -116,7 +116,7 @@ class Plan:
             }
             for part in self.parts()
         ]
-        notes = "".join(f"<p>{note}</p>" for note in map(_escaped, self.notes))
+        notes = "".join(f"<p>{note}</p>" for note in map(html.escape, self.notes))
         return fields_html(self._fields()) + (table_html(rows) if rows else "") + notes
 
 
@@ -127,7 +127,3 @@ def _wanted(plan: StudyPlan) -> str:
 def _known(part: Mapping[str, Any]) -> str:
     share = "no bound" if part["typical_share"] is None else f"{part['typical_share']:.2g} of the size"
     return share if part["told"] == 1.0 else f"{share}, told in {part['told']:.0%} of cases"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text)

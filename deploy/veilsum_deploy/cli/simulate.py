@@ -100,14 +100,7 @@ def simulate_study(
         bool | None,
         typer.Option("--encryption/--no-encryption", help="Run the whole protocol; default for one study, not for a sweep."),
     ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vary",
-            metavar="KEY=V1,V2,...",
-            help=_VARY,
-        ),
-    ] = None,
+    vary: Annotated[list[str] | None, typer.Option("--vary", metavar="KEY=V1,V2,...", help=_VARY)] = None,
     seeds: Annotated[
         int | None,
         typer.Option("--seeds", min=1, help="Sweep: number of seeds, from --seed on; every cell runs on the same splits."),
@@ -140,10 +133,7 @@ def simulate_study(
         int | None,
         typer.Option("--jobs", min=1, help="Processes at a time; by default all cores for a sweep, and 1 for one study."),
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Resume from the runs or rounds saved in --out."),
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the runs or rounds saved in --out.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="New directory for results and tables.")] = None,
     as_json: JsonOption = False,
 ) -> None:

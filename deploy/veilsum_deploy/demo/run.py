@@ -96,7 +96,7 @@ def kill_before_contribution(
         time.sleep(POLL_SECONDS)
     info = remote.show(study)
     victim.kill()
-    return Kill(_phase(info), sender, contribution)
+    return Kill(info.rounds[-1].phase if info.rounds else info.phase, sender, contribution)
 
 
 def _wait_for_keys(study: bytes, victim: Process, database: Database) -> None:
@@ -127,10 +127,6 @@ def _contribution(study: bytes, others: Sequence[tuple[str, Database]]) -> tuple
                     middle = len(payload) // 2
                     return name, payload[middle : middle + SAMPLE_BYTES]
     return "", b""
-
-
-def _phase(info: StudyInfo) -> str:
-    return info.rounds[-1].phase if info.rounds else info.phase
 
 
 FOLDER = "dossiers"

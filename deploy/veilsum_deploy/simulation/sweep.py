@@ -123,9 +123,9 @@ class Cell:
         """The part that decides who holds what, and what a record's features are."""
         return Cell(tuple((key, value) for key, value in self.values if in_group(key)))
 
-    def label(self, *, without: Sequence[str] = ()) -> str:
+    def label(self) -> str:
         """The cell in words: short keys and values; "all" where nothing is varied."""
-        parts = [f"{short(key)} {shown(value)}" for key, value in self.values if key not in without]
+        parts = [f"{short(key)} {shown(value)}" for key, value in self.values]
         return ", ".join(parts) or "all"
 
 

@@ -29,12 +29,7 @@ ALL = "AVG of all runs"
 """Heading of the AVG where some run is not estimable."""
 
 GUESS = "accuracy_of_constant_guess"
-HEADS = {
-    **NAMES,
-    "auc": "area",
-    "root_mean_squared_error": "RMSE",
-    GUESS: "guess",
-}
+HEADS = {**NAMES, "auc": "area", "root_mean_squared_error": "RMSE", GUESS: "guess"}
 """Headings of the figures."""
 
 
@@ -354,7 +349,7 @@ def legend(sweep: Sweep) -> list[str]:
         lines += ["\"Same model\" trains the cell's model without noise, on one site's records or on all in one place."]
     if "central" in kinds:
         lines += [
-            '"Pooled, same epsilon" is the cell above it with all records in one place, and a release\'s noise drawn once.',
+            '"Pooled, same epsilon" is the cell above it with all records in one place, and a release\'s noise drawn once.'
         ]
     if "personal" in kinds:
         lines += ['"Each site, personal" is a run of the cell above it, moved at each site by its own records.']

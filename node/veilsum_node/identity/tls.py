@@ -10,13 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from veilsum_node.errors import ConfigurationError, HostileInput
-from veilsum_node.identity.certificate import (
-    Identity,
-    Role,
-    federation_id,
-    load_authority_certificate,
-    verify_certificate,
-)
+from veilsum_node.identity.certificate import Identity, Role, federation_id, load_authority_certificate, verify_certificate
 from veilsum_node.identity.files import file_advice, read_file, read_private
 from veilsum_node.identity.signatures import SigningKey
 

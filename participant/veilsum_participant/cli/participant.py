@@ -50,8 +50,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 StudyArgument = Annotated[str, typer.Argument(help="The first digits of the study's ID.", metavar="ID")]
 NewSiteOption = Annotated[
-    bool,
-    typer.Option("--new-site", help="This site took no part in the study: align it by these records."),
+    bool, typer.Option("--new-site", help="This site took no part in the study: align it by these records.")
 ]
 AsOption = Annotated[str, typer.Option("--as", help="Name of the person who decides, for the site's own ledger.")]
 CONFIG = Path("participant.toml")

@@ -34,13 +34,7 @@ from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.dossier import StudyLabel, describe, proven, unproven
 from veilsum_privacy.dossier.figures import cost, meaning, moment, of_hundred, remaining
-from veilsum_privacy.dossier.ledgers import (
-    check,
-    entry_fields,
-    open_source,
-    readable_entries,
-    spending_fields,
-)
+from veilsum_privacy.dossier.ledgers import check, entry_fields, open_source, readable_entries, spending_fields
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.ledger.statements import declared_mechanisms
 from veilsum_privacy.study.study import Study, parse_study

@@ -18,14 +18,7 @@ from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site
-from veilsum_participant.store.attempts import (
-    OPEN,
-    PAID,
-    AttemptState,
-    AttemptTally,
-    recovered_receipts,
-    tally,
-)
+from veilsum_participant.store.attempts import OPEN, PAID, AttemptState, AttemptTally, recovered_receipts, tally
 from veilsum_participant.store.pending import PENDING, PendingRow, PendingState, pending_studies
 from veilsum_participant.store.studies import STUDIES, StudyRow, open_studies
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
@@ -188,11 +181,7 @@ def _prices(study: Study) -> Counter[_Price]:
 
 
 def _used(
-    connection: Connection,
-    key: bytes,
-    study: Study,
-    states: tuple[AttemptState, ...],
-    counted: AttemptTally | None = None,
+    connection: Connection, key: bytes, study: Study, states: tuple[AttemptState, ...], counted: AttemptTally | None = None
 ) -> Counter[_Price]:
     """Attempts of a study in some states, the recovered ones among them, counted by price; those without a label by their
     receipts."""

@@ -173,15 +173,7 @@ class Membership:
             give_up_open(connection, site, key)
             drop_states(connection, key)
             drop_followed(connection, key)
-            change_study(
-                connection,
-                key,
-                status=status,
-                box_key=None,
-                shares=None,
-                seeds=None,
-                roster=None,
-            )
+            change_study(connection, key, status=status, box_key=None, shares=None, seeds=None, roster=None)
         site.studies.forget(key)
         site.database.scrub()
 

@@ -166,7 +166,7 @@ class Openings:
             except StateError:
                 return None
             if row.state is AttemptState.PAYLOAD:  # the coordinator's key may have been renewed since
-                change_attempt(connection, key, row.attempt, shown=_dump(shown))
+                change_attempt(connection, key, row.attempt, shown=canonical(shown))
             return CheckAnswer(parse_check(signed.body, modulus).words, signed.signature)
         sharing = sharing_masks(mask_graph(roster, opened.study.privacy), assignment, site.name)
         masks = MemberMasks(row.context, site.name, sharing, opened.seeds, promised(row.consent))
@@ -182,7 +182,7 @@ class Openings:
             challenge=rho,
             answer=signed.body,
             answer_signature=signed.signature,
-            shown=_dump(shown),
+            shown=canonical(shown),
         )
         return CheckAnswer(words, signed.signature)
 
@@ -408,10 +408,6 @@ def _plan(opened: OpenStudy, roster: Roster, assignment: Assignment) -> OneTimeP
 
 def _statement(name: str, row: AttemptRow, rho: bytes, fixed: bytes, words: tuple[int, ...] = ()) -> CheckStatement:
     return CheckStatement(row.study, name, row.round, row.attempt, row.context, rho, fixed, words)
-
-
-def _dump(shown: Shown) -> bytes:
-    return canonical(shown)
 
 
 def _load(stored: bytes) -> Shown:

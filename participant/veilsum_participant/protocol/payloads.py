@@ -15,28 +15,21 @@ from itertools import accumulate, pairwise
 
 from sqlalchemy import Connection
 
-from veilsum_aggregation.arrays import Integers
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import Damage, Refusal, RefusalCode
 from veilsum_participant.datasets import SNAPSHOT_PURPOSE, keyed_snapshot
 from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import Site
-from veilsum_participant.store.attempts import (
-    AttemptRow,
-    AttemptState,
-    change_attempt,
-    find_attempt,
-)
+from veilsum_participant.store.attempts import AttemptRow, AttemptState, change_attempt, find_attempt
 from veilsum_participant.store.kept import KeptVector, find_kept, keep_state, keep_vector
 from veilsum_participant.store.studies import StudyState, change_study, find_study
 from veilsum_participant.store.tables import promised
 from veilsum_privacy.computation.declared import DeclaredPlan
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
-from veilsum_privacy.securesum.context import (
-    Assignment,
-)
-from veilsum_privacy.securesum.data_masks import Words, mask_values
+from veilsum_privacy.securesum.context import Assignment
+from veilsum_privacy.securesum.data_masks import mask_values
 from veilsum_privacy.securesum.graph import MaskGraph
 from veilsum_privacy.securesum.key_shares import (
     MemberMasks,
@@ -192,12 +185,7 @@ def _keep(site: Site, opened: OpenStudy, checked: Assigned, computed: Computed, 
 
 
 def _keep_for_later(
-    connection: Connection,
-    site: Site,
-    opened: OpenStudy,
-    checked: Assigned,
-    computed: Computed,
-    values: Integers,
+    connection: Connection, site: Site, opened: OpenStudy, checked: Assigned, computed: Computed, values: Integers
 ) -> None:
     """Store the noised vector of a task that is kept, and what was trained."""
     assignment, task = checked.assignment, checked.plan.task

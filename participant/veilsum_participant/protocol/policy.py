@@ -344,7 +344,7 @@ def invited_faults(study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
             RefusalCode.COHORT_SMALL,
             f"The study names {counted(len(names), 'site')}; policy.min_cohort is {policy.min_cohort}.",
         )
-    strangers = not_pinned(names, policy, own)
+    strangers = [name for name in names if name != own and name not in policy.trusted]  # whom no pin can make trusted
     known = len(names) - len(strangers)
     if known < policy.min_trusted:
         yield Refusal(
@@ -360,11 +360,6 @@ def invited_faults(study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
             f" {max(0, known - colluders)}.",
             f"Not pinned: {', '.join(strangers)}. {_PIN}",
         )
-
-
-def not_pinned(names: Iterable[str], policy: Policy, own: str) -> list[str]:
-    """Names that no pin can make trusted, this site's own apart."""
-    return [name for name in names if name != own and name not in policy.trusted]
 
 
 def trusted(members: Sequence[Member], policy: Policy, own: str) -> list[str]:

@@ -36,13 +36,7 @@ from veilsum_participant.store.studies import StudyRow, change_study, find_study
 from veilsum_privacy.backup.restored import put_mark, read_mark
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt
-from veilsum_privacy.ledger.receipts import (
-    Receipt,
-    SignedReceipt,
-    consent_proof,
-    parse_receipt,
-    verify_receipt,
-)
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_proof, parse_receipt, verify_receipt
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.study.study import parse_study
 

@@ -22,13 +22,7 @@ from veilsum_node.errors import ConfigurationError, Damage, HostileInput, StateE
 from veilsum_node.identity import Credentials, Role, load_credentials, verify_certificate
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.renewal import ExpiryLog, Renewal, renewed_credentials
-from veilsum_node.identity.tls import (
-    AUTHORITY_FILE,
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    TRANSPORT_FOLDER,
-    load_transport,
-)
+from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TRANSPORT_FOLDER, load_transport
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.state_lock import StateLock

@@ -11,7 +11,6 @@ absence, and no other's. What is left of the round's time, which is public, ends
 without records does.
 """
 
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -34,8 +33,6 @@ from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.requests import MapAt, Trained
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
-
-LOG = logging.getLogger("veilsum.participant")
 
 IDLE = 600.0
 """Seconds that a process waits for more work."""

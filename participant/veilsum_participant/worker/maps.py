@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
-from veilsum_participant.boundary.encoding import Inquiry, Message, Sealed
+from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.maps import Apply, EncodeBy, Learned, Made, Point, Prepare, Train
 from veilsum_participant.boundary.reader import WorkerDone
@@ -71,7 +71,7 @@ class MapComputer:
         self._at, self._maps = None, self._task.maps(self._broadcast) if isinstance(self._task, RowTask) else {}
 
     def _apply(self, request: Apply) -> Made:
-        given = _values(request.memory)
+        given = np.frombuffer(b"" if request.memory is None else request.memory.view(), np.float64)
         with np.errstate(all="ignore"):  # as where graphs are evaluated
             found = self._maps[request.name](given.reshape(request.rows, -1).copy())
         if found.ndim != 2 or len(found) != request.rows:
@@ -94,7 +94,3 @@ class MapComputer:
             LOG.error("training failed on a record", exc_info=fault)
         vector = np.ascontiguousarray(trained.vector, dtype=np.float64).tobytes()
         return Learned(vector, encode_broadcast(trained.state), int(bool(faults)))
-
-
-def _values(memory: Sealed | None) -> Floats:
-    return np.frombuffer(b"" if memory is None else memory.view(), np.float64)

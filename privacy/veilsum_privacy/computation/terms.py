@@ -136,7 +136,7 @@ def check_terms(what: str, terms: TaskTerms, declared: TaskDeclaration, study: S
         HostileInput: it does not.
     """
     noisy = study.privacy.noise != "none"
-    for broken, rule in (*_of_all(terms, declared, study, noisy=noisy), *_of_kind(terms, declared, study, noisy=noisy)):
+    for broken, rule in (*_of_all(terms, declared, noisy=noisy), *_of_kind(terms, declared, study, noisy=noisy)):
         if broken:
             raise HostileInput(f"{what}{rule}.")
     persons = terms.persons
@@ -150,7 +150,7 @@ def check_terms(what: str, terms: TaskTerms, declared: TaskDeclaration, study: S
 _Rules = Iterable[tuple[bool, str]]
 
 
-def _of_all(terms: TaskTerms, declared: TaskDeclaration, study: Study, *, noisy: bool) -> _Rules:
+def _of_all(terms: TaskTerms, declared: TaskDeclaration, *, noisy: bool) -> _Rules:
     """What holds of tasks of every kind: whether it is broken, and how it reads."""
     reads = terms.kind != "derived"
     return (
@@ -218,7 +218,8 @@ def check_graph(graph: RowGraph, *, size: int, width: int, labelled: bool) -> No
         raise HostileInput(f"A graph gives {graph.root.spec.size} values of a record; its task declares {size}.")
     for step in graph.steps:
         columns = step.node.options.get("columns")
-        if step.node.primitive in ("features", "present") and max(_places(columns), default=0) >= width:
+        named = columns if isinstance(columns, tuple) else ()
+        if step.node.primitive in ("features", "present") and max(named, default=0) >= width:
             raise HostileInput(f"A graph names a column beyond the {width} that a record has.")
         if step.node.primitive == "label" and not labelled:
             raise HostileInput("A graph names a class, and records have none.")
@@ -298,10 +299,6 @@ def _whole(value: Any, least: int, most: int) -> int:
 def _real(value: Any) -> float:
     _want(isinstance(value, float) and math.isfinite(value) and SMALLEST <= value <= LARGEST)
     return float(value)
-
-
-def _places(columns: Any) -> tuple[int, ...]:
-    return columns if isinstance(columns, tuple) else ()
 
 
 def _want(holds: bool) -> None:

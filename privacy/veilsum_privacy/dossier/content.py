@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+from veilsum_node.phrases import listed
 from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, Releases, epsilon_of
 from veilsum_privacy.accounting.figures import at_sites, estimated_epsilon
 from veilsum_privacy.audit.signed import SignedAudit
@@ -383,7 +384,7 @@ def proven(proof: Proof, owner: str, *, mirror: bool = False) -> list[str]:
             f"The keys that signed are certified for {owner} by the authority whose certificate was given for the check."
         )
     if proof.against:
-        found.append(f"It agrees with what is recorded of it in {_listed(proof.against)}.")
+        found.append(f"It agrees with what is recorded of it in {listed(proof.against)}.")
     return found
 
 
@@ -417,7 +418,3 @@ def repeating(head: str) -> list[str]:
         f"veilsum ledger verify ledger.jsonl --authority authority.pem --head {head}",
         "veilsum ledger report ledger.jsonl --authority authority.pem --out again.html",
     ]
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

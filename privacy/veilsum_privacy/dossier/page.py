@@ -109,7 +109,7 @@ def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str,
             {
                 **row,
                 "label": _study(row["study"], dossier),
-                "per_site": _per_site(row["study"], dossier),
+                "per_site": list(dossier["studies"].get(row["study"], {}).get("per_site", ())),
                 "whose": _whose(row["study"], accounts),
             }
             for row in releases[-MOST_ROWS:]
@@ -146,11 +146,6 @@ def _whose(study: str | None, accounts: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join(filter(None, [asked, *decided]))
 
 
-def _per_site(study: str, dossier: Mapping[str, Any]) -> list[str]:
-    """Labels of the tasks whose figures a study shows of each site by itself; empty where the study is not known."""
-    return list(dossier["studies"].get(study, {}).get("per_site", ()))
-
-
 def _study(digest: str | None, dossier: Mapping[str, Any]) -> str:
     """A study's name where the site knows it, else the beginning of its digest."""
     if not digest:
@@ -159,10 +154,6 @@ def _study(digest: str | None, dossier: Mapping[str, Any]) -> str:
         (item for item in dossier.get("accounts", []) if item["study"] == digest and item["name"]), None
     )
     return str(known["name"]) if known else f"study {digest[:12]}"
-
-
-def _reason(code: str) -> str:
-    return CODES.get(code, code)
 
 
 @cache
@@ -174,7 +165,7 @@ def _template() -> "Template":
     )
     for name in ("cost", "remaining", "exact", "small", "one_in", "of_hundred", "times", "grouped", "ratio", "moment", "day"):
         environment.filters[name] = getattr(figures, name)
-    environment.filters["reason"] = _reason
+    environment.filters["reason"] = lambda code: CODES.get(code, code)
     environment.globals["counted"] = counted
     return environment.get_template(_TEMPLATE)
 

@@ -1,4 +1,9 @@
-"""Public hashes of each record's own content: one splits records alike for every task, others draw for each record."""
+"""Public hashes of each record's own content: one splits records alike for every task, others draw for each record.
+
+Which part a record belongs to depends on no other record: adding or removing one moves none of the others, and what is proven
+for all records holds for a part of them. A split does not make two releases cheaper: one record is in one part only, but who
+sees the releases does not know in which. Both are charged in full.
+"""
 
 from collections.abc import Iterator
 from hashlib import blake2b

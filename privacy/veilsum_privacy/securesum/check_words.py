@@ -22,15 +22,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Words
 from veilsum_node.canonical import canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.securesum.key_shares import CHECK, MemberMasks, self_masks
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
-
-Words = NDArray[np.uint64]
 
 CHECKS = 3
 """Vectors of a challenge."""

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_privacy.securesum.check_words import sum_digest
 from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.key_shares import share_digest, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
 from veilsum_privacy.securesum.products import KeyProducts, common_products, is_installed
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

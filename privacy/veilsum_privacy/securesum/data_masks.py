@@ -7,14 +7,11 @@ would open a sum that nobody consented to.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Integers
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_privacy.securesum.key_shares import DATA, MemberMasks
 from veilsum_privacy.securesum.lanes import pack_lanes
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
-
-Words = NDArray[np.uint64]
 
 
 def mask_values(values: Integers, plan: OneTimePlan, masks: MemberMasks) -> Words:

@@ -11,13 +11,10 @@ site, whose key is a secret, multiplies by :mod:`.products` alone.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import Misuse
 from veilsum_privacy.securesum.ring import RingParameters
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 _SLOT = 12
 """Bytes of a coefficient."""

@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.canonical import digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 
 class MaskKind(NamedTuple):

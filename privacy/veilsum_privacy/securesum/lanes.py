@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Integers
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput, Misuse
-
-Words = NDArray[np.uint64]
 
 _BLOCK = 1 << 13  # words at a time
 

@@ -15,17 +15,14 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.securesum.packed import pack_numbers, packed_blocks, unpack_numbers
 from veilsum_privacy.securesum.products import KeyProducts, common_products
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
 from veilsum_privacy.securesum.rounding import gaussian_rounding
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 
 def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParameters, source: RandomSource) -> Iterator[Words]:

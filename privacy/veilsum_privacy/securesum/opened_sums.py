@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.contributions import Contribution, key_pads
 from veilsum_privacy.securesum.key_shares import self_masks
@@ -21,9 +21,6 @@ from veilsum_privacy.securesum.packed import packed_size, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 _WIDEST = 58
 BLOCK = 1 << 17

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.contributions import Contribution, key_pads
 from veilsum_privacy.securesum.key_shares import DATA, open_keys
@@ -18,9 +18,6 @@ from veilsum_privacy.securesum.lanes import unpack_lanes
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.streams import WordStream
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 _BLOCK = 1 << 14
 

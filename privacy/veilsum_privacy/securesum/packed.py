@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Words
 from veilsum_node.errors import HostileInput
-
-Words = NDArray[np.uint64]
 
 
 def packed_size(count: int, width: int) -> int:

@@ -13,17 +13,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import Misuse, StateError
 from veilsum_privacy.securesum import short_products
 from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 BATCH = 16
 """Polynomials that are multiplied at a time: the most that SEAL holds in one ciphertext."""

@@ -15,12 +15,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.keystream import Expanded
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import exp_bracket
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
-
-Integers = NDArray[np.int64]
 
 _HEAD = 16
 _FIRST = 64

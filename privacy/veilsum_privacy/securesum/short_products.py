@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_privacy.securesum.ring import RingParameters
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 MOST = 1024
 """Coefficients up to which this takes less time than the encryption library."""

@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
+from veilsum_aggregation.arrays import Words
 
 SECRET_BYTES = 32
 

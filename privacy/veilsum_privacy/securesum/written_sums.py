@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_privacy.securesum.contributions import Contribution
-from veilsum_privacy.securesum.opened_sums import BLOCK, ZEROS, Integers, Words, nearest
+from veilsum_privacy.securesum.opened_sums import BLOCK, ZEROS, nearest
 from veilsum_privacy.securesum.opening import open_keys_of, open_phases, unmasked_blocks
 from veilsum_privacy.securesum.packed import pack_numbers
 from veilsum_privacy.securesum.sum_plan import OneTimePlan

@@ -31,7 +31,7 @@ TASKS: Registry[type[Task[Any]]] = Registry(
         "feature-means": "feature_means:FeatureMeans",
         "gaussian-moments": "gaussian_moments:GaussianMoments",
         "class-moments": "class_moments:ClassMoments",
-        "prototypes": "prototypes:Prototypes",
+        "prototypes": "class_moments:Prototypes",
         "class-mixtures": "class_mixtures:ClassMixtures",
         "local-training": "local_training:LocalTraining",
         "gradient": "gradient:Gradient",

@@ -1,7 +1,7 @@
-"""The task "class-moments": class counts, class sums and second moments, from which linear discriminants are computed.
+"""The tasks "class-moments" and "prototypes": class counts and class sums, with or without second moments.
 
-It releases nothing of the records it does not use. Second moments are pooled over the classes unless a study asks for each
-class's own, which costs no more privacy but many more values under the same noise.
+They release nothing of the records they do not use. Linear discriminants are computed from second moments, which are pooled
+over the classes unless a study asks for each class's own: that costs no more privacy, but many more values under that noise.
 """
 
 import math
@@ -115,3 +115,32 @@ class ClassMoments(RowTask[ClassMomentsParameters]):
             of_class = block.name in ("counts", "sums") or p.second != "pooled"
             parts.append(placed(value, label, self._classes) if of_class else value)
         return joined(*parts)
+
+
+class PrototypesParameters(FeatureParameters):
+    """Parameters of :class:`Prototypes`; all public and independent of the data.
+
+    Attributes:
+        count_weight: weight a of the class counts.
+        sum_weight: weight b of the class sums.
+    """
+
+    count_weight: Real = Field(gt=0, le=1e6)
+    sum_weight: Real = Field(gt=0, le=1e6)
+
+
+class Prototypes(ClassMoments):
+    """Per class the count and the sum of x, with |x|_2 <= C.
+
+    Blocks: ``counts`` (K,); ``sums`` (K, d).
+
+    Sensitivity. A record touches the count and the sum of one class, so its squared norm is at most a^2 + b^2 R^2 with
+    R^2 = min(C^2, d) for the schema's own features and C^2 otherwise; the longest record reaches it.
+    """
+
+    name = "prototypes"
+    Parameters: ClassVar[type[Frozen]] = PrototypesParameters
+
+    def __init__(self, parameters: PrototypesParameters, schema: DatasetSchema) -> None:
+        same = parameters.model_dump()
+        super().__init__(ClassMomentsParameters(**same, second="none", square_weight=1.0, product_weight=1.0), schema)

@@ -1,12 +1,9 @@
 """What the rows of tasks on features share, said of one record: whether it counts, and its features, clipped to the ball."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, clip, every, joined, length, maximum, symbol, where
-from veilsum_privacy.tasks.layout import Layout
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, clip, every, length, maximum, symbol, where
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
 
@@ -36,8 +33,3 @@ def clipped(parameters: FeatureParameters, record: Record, used: Symbol, centre:
         features = features - centre
     x = where(record.present & used, features, 0.0)
     return x * (parameters.clip / maximum(length(x), parameters.clip))
-
-
-def weighted(layout: Layout, blocks: Mapping[str, Symbol]) -> Symbol:
-    """The row of a layout's blocks, each times its weight, one after another."""
-    return joined(*(blocks[block.name] * block.weight for block in layout.blocks))

@@ -11,10 +11,9 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, pairs, real, square, total
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined, pairs, real, square, total
 from veilsum_privacy.tasks.base import RowTask, Task
-from veilsum_privacy.tasks.feature_rows import clipped, usable, weighted
+from veilsum_privacy.tasks.feature_rows import clipped, usable
 from veilsum_privacy.tasks.features import second_moment_bound
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters
@@ -53,9 +52,6 @@ class GaussianMoments(RowTask[GaussianMomentsParameters]):
     name = "gaussian-moments"
     Parameters: ClassVar[type[Frozen]] = GaussianMomentsParameters
 
-    def __init__(self, parameters: GaussianMomentsParameters, schema: DatasetSchema) -> None:
-        super().__init__(parameters, schema)
-
     def layout(self) -> Layout:
         p, d = self.parameters, self.dimension
         blocks = [
@@ -89,4 +85,4 @@ class GaussianMoments(RowTask[GaussianMomentsParameters]):
         if self.parameters.fourth:
             squared = total(square(x))
             blocks |= {"cubic": squared * x, "quartic": squared * squared}
-        return weighted(self.layout(), blocks)
+        return joined(*(blocks[block.name] * block.weight for block in self.layout().blocks))

@@ -115,7 +115,7 @@ class PartParameters(FeatureParameters):
     """Parameters of a task that may work on a part of the records only; all public and independent of the data.
 
     Attributes:
-        part: ``statistics`` are the records that :func:`veilsum_privacy.tasks.parts.in_statistics_part` picks, ``training``
+        part: ``statistics`` are the records that :func:`veilsum_privacy.mechanism.parts.hash_is_low` picks, ``training``
             the others, ``all`` both.
         part_share: share of the records, in expectation, that are for statistics; of no meaning with ``all``.
         resplit: whether the parts are others in each round, by the salt in its broadcast.

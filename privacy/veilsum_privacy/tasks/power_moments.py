@@ -58,8 +58,8 @@ class PowerMoments(RowTask[PowerMomentsParameters]):
     shorter. No norm of the whole record enters.
 
     With ``part`` at ``statistics`` only records that a public hash of their own content picks contribute
-    (:mod:`veilsum_privacy.tasks.parts`). A record's vector is a function of that record still, so the bound holds; the cost is
-    that of a release on all records, for nobody can tell from outside which part a record is in.
+    (:mod:`veilsum_privacy.mechanism.parts`). A record's vector is a function of that record still, so the bound holds; the
+    cost is that of a release on all records, for nobody can tell from outside which part a record is in.
     """
 
     name = "power-moments"

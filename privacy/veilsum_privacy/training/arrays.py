@@ -79,8 +79,3 @@ def load(module: "nn.Module", arrays: Mapping[str, Floats]) -> None:
             if name not in arrays or arrays[name].shape != tuple(parameter.shape):
                 raise Misuse(f"The network's parameter {name!r} needs an array of shape {tuple(parameter.shape)}.")
             parameter.copy_(torch.from_numpy(np.array(arrays[name])))  # a copy: a broadcast may be read-only
-
-
-def dump(module: "nn.Module") -> dict[str, Floats]:
-    """A network's parameters as float64 arrays, by name; copies."""
-    return {name: parameter.detach().cpu().double().numpy().copy() for name, parameter in module.named_parameters()}

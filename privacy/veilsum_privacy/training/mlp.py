@@ -42,13 +42,6 @@ def layer_shapes(inputs: int, hidden: int, classes: int) -> tuple[tuple[int, ...
     return (hidden, inputs), (hidden,), (classes, hidden), (classes,)
 
 
-def scores(layers: Layers, x: Floats) -> Floats:
-    """Scores (n, K) of features (n, d)."""
-    for index in range(0, len(layers), 2):
-        x = (np.maximum(x, 0.0) if index else x) @ layers[index].T + layers[index + 1]
-    return x
-
-
 def gradients(
     layers: Layers, x: Floats, labels: NDArray[np.int64], weights: Floats | None = None
 ) -> tuple[float, list[Floats]]:

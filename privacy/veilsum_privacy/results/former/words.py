@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Integers
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, verify
 from veilsum_node.keystream import Keystream
 from veilsum_privacy.results.former.layout import EncodingPlan
 from veilsum_privacy.securesum.lanes import pack_lanes
-
-Words = NDArray[np.uint64]
 
 LEAST_DECRYPTORS = 2
 """Members that decrypted every sum, and signed for it."""

@@ -116,11 +116,7 @@ class TermSums(NamedTuple):
 
 
 def infinite_terms(
-    question: LinearRegression,
-    sums: TermSums,
-    fitted: Floats,
-    what: str,
-    reference: Mapping[str, str] = MappingProxyType({}),
+    question: LinearRegression, sums: TermSums, fitted: Floats, what: str, reference: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, NotEstimable]:
     """Levels among which nobody has the outcome: estimates of their ratios grow without end, and the reason names them.
 

@@ -62,8 +62,6 @@ class Architecture(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type[Frozen]]
-    perceptron: ClassVar[bool] = False
-    """True where gradients by record have the closed form of :class:`.perceptrons.Perceptron`."""
     precision: ClassVar[Literal["float32", "float64"]] = "float64"
     """What the network is computed in. Clipping and sums are float64 either way. Convolutions in float64 take 2 to 9 times as
     long."""

@@ -26,8 +26,6 @@ class Layer(NamedTuple):
 class Perceptron(Architecture):
     """Fully connected layers with ReLU between them, on features that are multiplied by ``scale`` first."""
 
-    perceptron = True
-
     @property
     @abstractmethod
     def scale(self) -> float:

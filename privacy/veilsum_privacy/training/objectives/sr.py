@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.arrays import Floats, Words
 from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from veilsum_privacy.training.models.networks import Network
 
-Words = NDArray[np.uint64]
 
 SMALLEST_STD = 1e-3
 """Least standard deviation of a representation, so that divergences stay finite."""

@@ -24,10 +24,7 @@ class Survival(CellKind):
     longer ones are clamped, is past the horizon.
     """
 
-    names: ClassVar = {
-        "survival": ("edges", "at", "event", "censored"),
-        "logrank": ("edges", "event", "censored"),
-    }
+    names: ClassVar = {"survival": ("edges", "at", "event", "censored"), "logrank": ("edges", "event", "censored")}
 
     @classmethod
     def defaults(cls, query: Query, columns: Columns) -> dict[str, Any]:
