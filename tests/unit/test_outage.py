@@ -180,7 +180,7 @@ def test_a_sum_that_came_too_late_is_asked_for_anew(bed: TestBed, away: Away) ->
     assert (current.attempts, current.sum, machine.phase.over) == (2, None, False)
     assert not any(bed.hub.directives(name) for name in NAMES)  # nobody hears of an attempt that the journal does not have
     away.on = False
-    ticks_until(bed, lambda: current.phase is RoundPhase.CHECKING)
+    ticks_until(bed, lambda: any(bed.hub.directives(name) for name in NAMES))
     while current.phase is not RoundPhase.OPENING:
         assert local.step()
     assert charges(bed) == [1, 1, 1]
