@@ -134,7 +134,7 @@ def test_a_replay_gets_the_very_releases(trial: Trial) -> None:
     key, before = begun(trial)
     local = trial.open()
     machine = local.hub.studies[key].machine
-    shown = local.hub.status(key)
+    shown = local.hub.shown.status(key)
     assert (shown.phase, shown.released, len(shown.rounds)) == ("running", 2, 2)
     assert all(item.bytes_received > 0 for item in shown.rounds)
     assert not any(
@@ -291,7 +291,7 @@ def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, versio
             former = {"protocol": 5} if version == "enrolling" else state | {"dealer": "a"}
             connection.execute(PROGRESS.update().values(state=json.dumps(former)))
     local = trial.open()
-    status = local.hub.status(key)
+    status = local.hub.shown.status(key)
     assert status.phase == "failed"
     assert "earlier version of the protocol" in status.reason
     assert len(local.hub.journal.releases(key)) == 2
@@ -306,5 +306,5 @@ def test_a_journal_that_cannot_be_read_ends_that_study_alone(trial: Trial) -> No
     with open_database(trial.place).transaction() as connection:
         connection.execute(PROGRESS.update().values(state='{"phase": "dreaming"}'))
     hub = trial.open().hub
-    assert "cannot be used" in hub.status(key).reason
-    assert hub.status(other).phase == "enrolling"
+    assert "cannot be used" in hub.shown.status(key).reason
+    assert hub.shown.status(other).phase == "enrolling"

@@ -23,7 +23,8 @@ from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.ended import EndedStudy
 from veilsum_coordinator.service.hub import Hub
-from veilsum_coordinator.service.status import MOST_ROUNDS, StudyEntry, study_status
+from veilsum_coordinator.service.status import MOST_ROUNDS, study_status
+from veilsum_coordinator.service.table import StudyEntry
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.transport.channel import open_channel
@@ -119,7 +120,7 @@ def test_pages_joined_are_the_whole_list(bed: TestBed, times: list[int], most: i
     admit(hub, made)
     pages, more, before = list[pb.StudyStatus](), True, b""
     while more:
-        found, more = hub.listed(begins=begins, before=before, most=most)
+        found, more = hub.shown.page(begins=begins, before=before, most=most)
         pages[:0] = found
         before = found[0].study if found else b""
         assert found or not more
@@ -133,9 +134,9 @@ def test_a_list_behind_a_study_that_is_not_listed_is_refused(bed: TestBed) -> No
     admit(hub, [ended(1), ended(2, analyst="other")])
     for before in (b"x", bytes(32), ended(2).digest):
         with pytest.raises(HostileInput, match="listed any more"):
-            hub.listed("analyst", before=before)
-    assert hub.listed("analyst", before=ended(1).digest) == (deque(), False)
-    assert hub.listed("analyst", begins="no digits") == (deque(), False)
+            hub.shown.page("analyst", before=before)
+    assert hub.shown.page("analyst", before=ended(1).digest) == (deque(), False)
+    assert hub.shown.page("analyst", begins="no digits") == (deque(), False)
 
 
 @dataclass

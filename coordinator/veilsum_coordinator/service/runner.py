@@ -191,7 +191,7 @@ class HubFederation(StoredFederation):
         if 8 * size >= LONG:
             give_back_freed()
         shown = current.total.shown
-        self._hub.journal.outage.wait(lambda: self._hub.keep_release(self._key, current.number, shown))
+        self._hub.journal.outage.wait(lambda: self._hub.objects.keep_release(self._key, current.number, shown))
         if 8 * size >= LONG:
             give_back_freed()
         self._hub.released(self._key, self._machine, current)

@@ -44,7 +44,7 @@ class Studies(StudiesServicer):
     def _permitted(self, key: bytes, context: Context) -> bytes:
         """A study's digest, of a study that the caller may see."""
         caller = self._guard.caller(context, READERS)
-        if caller.role is Role.ANALYST and self._hub.status(key).analyst != caller.name:
+        if caller.role is Role.ANALYST and self._hub.shown.status(key).analyst != caller.name:
             raise WrongRole("The study belongs to another analyst.")
         return key
 
@@ -81,13 +81,13 @@ class Studies(StudiesServicer):
         caller = self._guard.caller(context, READERS)
         analyst = None if caller.role is Role.OPERATOR else caller.name
         shown, more = await asyncio.to_thread(
-            self._hub.listed, analyst, begins=request.begins, before=request.before, most=MOST_BYTES
+            self._hub.shown.page, analyst, begins=request.begins, before=request.before, most=MOST_BYTES
         )
         return pb.ListReply(studies=shown, more=more)
 
     def _status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study, with the checkpoints that lie on disk: a restarted coordinator still has them."""
-        status, rounds = self._hub.status(key), saved_checkpoints(self._results, key)
+        status, rounds = self._hub.shown.status(key), saved_checkpoints(self._results, key)
         if not rounds:
             return status
         shown = pb.StudyStatus()
@@ -149,7 +149,7 @@ class Studies(StudiesServicer):
     @guarded_stream
     async def Result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         key = self._permitted(request.study, context)
-        directory, names = self._results / key.hex(), list(self._hub.status(key).results)
+        directory, names = self._results / key.hex(), list(self._hub.shown.status(key).results)
         if request.checkpoint:
             directory, names = checkpoint_directory(self._results, key, request.checkpoint), [MANIFEST, ARRAYS]
         if request.file.startswith(f"{FOLDER}/") and names and not request.checkpoint:

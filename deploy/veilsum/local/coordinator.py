@@ -66,7 +66,7 @@ class LocalCoordinator:
 
     def list(self) -> builtins.list[StudyInfo]:
         """All studies, oldest first."""
-        return [StudyInfo.parse(status) for status in self._local.hub.list()]
+        return [StudyInfo.parse(status) for status in self._local.hub.shown.all()]
 
     def find(self, prefix: str) -> bytes:
         """As :meth:`veilsum.remote.Remote.find`."""
@@ -75,7 +75,7 @@ class LocalCoordinator:
     def show(self, study: bytes) -> StudyInfo:
         """A study's state, with the models that it kept on its way."""
         shown = pb.StudyStatus()
-        shown.CopyFrom(self._local.hub.status(study))
+        shown.CopyFrom(self._local.hub.shown.status(study))
         shown.checkpoints.extend(saved_checkpoints(self._results, study))
         return StudyInfo.parse(shown)
 

@@ -1,0 +1,70 @@
+"""What analysts and operators are shown of studies: the status of one, and all of them page by page."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from veilsum_coordinator.service.ended import EndedStudy
+from veilsum_coordinator.service.status import listed_status, shown_status
+from veilsum_coordinator.service.table import StudyEntry, StudyTable
+from veilsum_node.errors import HostileInput
+from veilsum_proto import federation_pb2 as pb
+
+
+class Listing:
+    """What is shown of the studies of a table. Thread-safe.
+
+    Args:
+        table: of the hub.
+    """
+
+    def __init__(self, table: StudyTable) -> None:
+        self._table = table
+
+    def status(self, key: bytes) -> pb.StudyStatus:
+        """What is shown of a study.
+
+        Raises:
+            HostileInput: there is none of that digest.
+        """
+        with self._table.lock:
+            ended = self._table.ended.get(bytes(key))
+            return shown_status(self._table.entry(key)) if ended is None else ended.status
+
+    def all(self) -> list[pb.StudyStatus]:
+        """What is shown of all studies beside one another, oldest first."""
+        return [*self.page()[0]]
+
+    def page(
+        self, analyst: str | None = None, *, begins: str = "", before: bytes = b"", most: float = math.inf
+    ) -> tuple[Sequence[pb.StudyStatus], bool]:
+        """What is shown of studies beside one another, oldest first.
+
+        Args:
+            analyst: whose; None for everybody's.
+            begins: hexadecimal digits that their digests begin with.
+            before: a study's digest: only those before it.
+            most: bytes of what is shown; the newest that fit, and at least one.
+
+        Returns:
+            these, and whether there are older ones.
+
+        Raises:
+            HostileInput: no such study is listed, as when it was deleted meanwhile.
+        """
+        with self._table.lock:
+            known: dict[bytes, StudyEntry | EndedStudy] = {**self._table.ended, **self._table.studies}
+            keys = sorted((each.submitted, key) for key, each in known.items() if analyst in (None, each.analyst))
+            if before:
+                if (limit := next((at for at, (_, key) in enumerate(keys) if key == before), None)) is None:
+                    raise HostileInput("No study of that digest is listed any more.", "List the studies from the start.")
+                del keys[limit:]
+            found, size = deque[pb.StudyStatus](), 0
+            for place in (place for place in reversed(keys) if place[1].hex().startswith(begins)):
+                each = known[place[1]]
+                shown = listed_status(each.status if isinstance(each, EndedStudy) else shown_status(each))
+                size += shown.ByteSize() + 8  # its tag and length
+                if found and size > most:
+                    return found, True
+                found.appendleft(shown)
+        return found, False
