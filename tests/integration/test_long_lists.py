@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from veilsum_coordinator.protocol.machine import MOST_REFUSALS
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service import listing
 from veilsum_coordinator.service.ended import EndedStudy
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import MOST_ROUNDS, study_status
@@ -137,6 +139,26 @@ def test_a_list_behind_a_study_that_is_not_listed_is_refused(bed: TestBed) -> No
             hub.shown.page("analyst", before=before)
     assert hub.shown.page("analyst", before=ended(1).digest) == (deque(), False)
     assert hub.shown.page("analyst", begins="no digits") == (deque(), False)
+
+
+def test_a_page_is_made_without_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who needs it meanwhile gets it, and a study that ends meanwhile is shown as it ended."""
+    bed = make_bed(tmp_path, make_data(SEATS, 12, 2))
+    hub, key = bed.hub, bed.local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
+    admit(hub, [ended(number, submitted=2**40) for number in range(3)])  # shown first
+    listed_status = listing.listed_status
+
+    def meanwhile(status: pb.StudyStatus) -> pb.StudyStatus:
+        thread = threading.Thread(target=hub.abort, args=(key, "enough"))
+        thread.start()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "the lock is held while a page is made"
+        return listed_status(status)
+
+    monkeypatch.setattr(listing, "listed_status", meanwhile)
+    found, more = hub.shown.page()
+    assert (len(found), more) == (4, False)
+    assert (found[0].study, found[0].phase, found[0].reason) == (key, "aborted", "enough")
 
 
 @dataclass

@@ -38,7 +38,7 @@ class Listing:
     def page(
         self, analyst: str | None = None, *, begins: str = "", before: bytes = b"", most: float = math.inf
     ) -> tuple[Sequence[pb.StudyStatus], bool]:
-        """What is shown of studies beside one another, oldest first.
+        """What is shown of studies beside one another, oldest first: each as it is when its turn comes.
 
         Args:
             analyst: whose; None for everybody's.
@@ -52,19 +52,25 @@ class Listing:
         Raises:
             HostileInput: no such study is listed, as when it was deleted meanwhile.
         """
-        with self._table.lock:
+        with self._table.lock:  # a page of thousands is made without it: messages of participants would wait
             known: dict[bytes, StudyEntry | EndedStudy] = {**self._table.ended, **self._table.studies}
-            keys = sorted((each.submitted, key) for key, each in known.items() if analyst in (None, each.analyst))
-            if before:
-                if (limit := next((at for at, (_, key) in enumerate(keys) if key == before), None)) is None:
-                    raise HostileInput("No study of that digest is listed any more.", "List the studies from the start.")
-                del keys[limit:]
-            found, size = deque[pb.StudyStatus](), 0
-            for place in (place for place in reversed(keys) if place[1].hex().startswith(begins)):
-                each = known[place[1]]
-                shown = listed_status(each.status if isinstance(each, EndedStudy) else shown_status(each))
-                size += shown.ByteSize() + 8  # its tag and length
-                if found and size > most:
-                    return found, True
-                found.appendleft(shown)
+        keys = sorted((each.submitted, key) for key, each in known.items() if analyst in (None, each.analyst))
+        if before:
+            if (limit := next((at for at, (_, key) in enumerate(keys) if key == before), None)) is None:
+                raise HostileInput("No study of that digest is listed any more.", "List the studies from the start.")
+            del keys[limit:]
+        found, size = deque[pb.StudyStatus](), 0
+        for key in (key for _, key in reversed(keys) if key.hex().startswith(begins)):
+            each = known[key]
+            shown = listed_status(each.status if isinstance(each, EndedStudy) else self._of(key, each))
+            size += shown.ByteSize() + 8  # its tag and length
+            if found and size > most:
+                return found, True
+            found.appendleft(shown)
         return found, False
+
+    def _of(self, key: bytes, entry: StudyEntry) -> pb.StudyStatus:
+        """What is shown of a study that ran when it was looked up, and may be over since."""
+        with self._table.lock:
+            ended = self._table.ended.get(key)
+            return shown_status(entry) if ended is None else ended.status
