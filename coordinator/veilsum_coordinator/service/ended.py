@@ -43,6 +43,11 @@ class EndedStudy:
         self._status = zlib.compress(status.SerializeToString(), 1)  # it names each round's cohort
 
     @property
+    def mark(self) -> bytes:
+        """Another one after each :meth:`show` of something else."""
+        return self._status
+
+    @property
     def status(self) -> pb.StudyStatus:
         """What is shown of it."""
         return pb.StudyStatus.FromString(zlib.decompress(self._status))

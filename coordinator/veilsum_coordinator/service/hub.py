@@ -241,7 +241,9 @@ class Hub:
     def upload(self, name: str, key: bytes, attempt: int, index: int, data: bytes) -> None:
         """See :meth:`StudyMachine.upload`. Wakes nobody: nothing that others wait for has changed."""
         with self.changed:
-            self._table.entry(key).machine.upload(name, attempt, index, data)
+            entry = self._table.entry(key)
+            entry.machine.upload(name, attempt, index, data)
+            entry.changes += 1
             self.sessions[name].received += len(data)
 
     def receipt(self, name: str, key: bytes, attempt: int, signed: SignedReceipt) -> None:
@@ -372,6 +374,7 @@ class Hub:
                 looks = [entry.looks_the_same() for entry in entries]  # each of them notes how it looks
                 same = all(looks)
                 for entry in entries:
+                    entry.changes += 1
                     entry.log.look(name if same else None)
                 running = len(self.studies)
                 self._endings.keep_all()

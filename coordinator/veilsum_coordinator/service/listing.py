@@ -31,6 +31,21 @@ class Listing:
             ended = self._table.ended.get(bytes(key))
             return shown_status(self._table.entry(key)) if ended is None else ended.status
 
+    def analyst(self, key: bytes) -> str:
+        """Whose a study is; errors as of :meth:`status`."""
+        with self._table.lock:
+            ended = self._table.ended.get(bytes(key))
+            return self._table.entry(key).analyst if ended is None else ended.analyst
+
+    def mark(self, key: bytes) -> int | bytes:
+        """While it is the same, :meth:`status` shows the same; errors as there.
+
+        Who takes it before the status, and looks again once it is another one, misses no change.
+        """
+        with self._table.lock:
+            ended = self._table.ended.get(bytes(key))
+            return self._table.entry(key).changes if ended is None else ended.mark
+
     def all(self) -> list[pb.StudyStatus]:
         """What is shown of all studies beside one another, oldest first."""
         return [*self.page()[0]]

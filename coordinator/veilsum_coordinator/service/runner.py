@@ -241,6 +241,8 @@ class HubFederation(StoredFederation):
             return
         for old in sorted(directory.parent.iterdir())[:-MOST_CHECKPOINTS]:
             shutil.rmtree(old)
+        with self._hub.changing(self._key):  # who watches the study is shown it
+            pass
 
     def _spent(self) -> tuple[int, float | None]:
         """Releases so far, and their epsilon."""

@@ -52,6 +52,7 @@ class StudyEntry:
         results: names of its files, once its method has returned.
         tally: counts its releases.
         log: tells an operator what happens in it.
+        changes: how often anything of it may have changed that is shown, bytes received among it.
     """
 
     machine: StudyMachine
@@ -61,6 +62,7 @@ class StudyEntry:
     results: list[str] = field(default_factory=list)
     tally: StudyTally = field(default_factory=StudyTally, repr=False)
     log: StudyLog = field(init=False, repr=False)
+    changes: int = field(default=0, init=False)
     _outlook: tuple[object, ...] | None = field(default=None, init=False, repr=False)  # after the last change
 
     def __post_init__(self) -> None:
