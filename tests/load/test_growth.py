@@ -248,17 +248,20 @@ def test_a_release_that_was_stored_before_the_study_was_stopped_is_told_after_it
 
     def stopped(of: bytes, machine: StudyMachine, current: Round) -> None:
         hub.abort(of, "enough")
-        local.settle()
         assert hub.stored(of)
-        assert not any(hub.directives(name) for name in NAMES)
+        both = [pb.DIRECTIVE_KIND_RELEASED, pb.DIRECTIVE_KIND_END]
+        for process in (hub, Hub(hub.credentials, hub.journal, waits=Waits(), clock=bed.clock)):
+            told = {name: [item.kind for item in process.directives(name)] for name in NAMES}
+            assert told == {name: both if name in current.cohort else both[1:] for name in NAMES}
+        local.settle()
         released(of, machine, current)
 
     hub.released = stopped  # type: ignore[method-assign]
-    cohort = federation.sum("statistics").cohort
-    told = {name: [item.kind for item in hub.directives(name)] for name in NAMES}
-    assert told == {name: [pb.DIRECTIVE_KIND_RELEASED] if name in cohort else [] for name in NAMES}
-    local.settle()
+    assert federation.sum("statistics").cohort
+    assert not any(hub.directives(name) for name in NAMES)
     assert not hub.ended[key].seats
+    shown = hub.shown.status(key)
+    assert (shown.phase, shown.released, [item.phase for item in shown.rounds]) == ("aborted", 1, ["released"])
 
 
 def test_who_heard_of_a_study_s_end_is_not_told_again_after_a_restart(bed: TestBed, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.restoration import with_heard
-from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.ended import EndedStudy
 from veilsum_coordinator.service.fetching import Fetching
 from veilsum_coordinator.service.status import study_status
@@ -17,6 +17,7 @@ from veilsum_coordinator.service.table import StudyEntry, StudyTable
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.messages import roster_object
 from veilsum_node.errors import StateError, Unavailable, VeilsumError
+from veilsum_node.telemetry.logs import about
 from veilsum_proto import federation_pb2 as pb
 
 LOG = logging.getLogger("veilsum.coordinator")
@@ -66,26 +67,27 @@ class Endings:
         Raises:
             VeilsumError: it is not stored.
         """
-        machine = entry.machine
-        outcome, roster = study_status(entry), machine.roster
-        released = any(item.phase is RoundPhase.RELEASED for item in machine.rounds)
-        self._journal.end_study(
-            machine.digest,
-            machine.progress(),
-            roster=None if roster is None or not released else roster_object(roster),
-            phase=machine.phase.value,
-            reason=machine.reason,
-            status=outcome.SerializeToString(),
-        )
+        machine, roster = entry.machine, entry.machine.roster
+        while True:
+            outcome = study_status(entry)
+            released = any(item.phase is RoundPhase.RELEASED for item in machine.rounds)
+            later = self._journal.end_study(
+                machine.digest,
+                machine.progress(),
+                told=machine.told,
+                roster=None if roster is None or not released else roster_object(roster),
+                phase=machine.phase.value,
+                reason=machine.reason,
+                status=outcome.SerializeToString(),
+            )
+            if not later:
+                break
+            machine.released_before(later)  # and the outcome is made again with them
+            for number, release in later.items():
+                where = about("released", digest=machine.digest, round=number, attempt=release.attempt)
+                LOG.info("study %s: round %d was released as it ended", machine.study.name, number, extra=where)
         self._table.admit_ended(EndedStudy(outcome, machine.seats))
         self._objects.forget(machine.digest)
-
-    def released(self, key: bytes, current: Round) -> None:
-        """A round's release was stored before the end of its study was, and is told only now. Under the lock."""
-        if (ended := self._table.ended.get(key)) is not None:
-            ended.released(*current.present, current.cohort)
-            self._table.tell_end(ended)
-            self._heard.setdefault(key, self._steady())
 
     def confirm(self, ended: EndedStudy, name: str, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """A participant has heard something of a study that is over. Under the lock.

@@ -14,7 +14,7 @@ from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import MemberState, StudyPhase
 from veilsum_coordinator.protocol.observer import StudyObserver
 from veilsum_coordinator.protocol.restoration import load_seats
-from veilsum_coordinator.protocol.rounds import Round
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.ended import EndedStudy
 from veilsum_coordinator.service.endings import Endings
@@ -346,10 +346,10 @@ class Hub:
         self._endings.forget_deleted()
 
     def released(self, key: bytes, machine: StudyMachine, current: Round) -> None:
-        """A round's release is stored; its members hear of it, also where the study was stopped meanwhile."""
+        """A round's release is stored, and its members hear of it."""
         with self._change(key):
-            machine.released(current)
-            self._endings.released(key, current)
+            if current.phase is not RoundPhase.RELEASED:  # else the study was stopped meanwhile, and its end told of it
+                machine.released(current)
 
     def stored(self, key: bytes) -> bool:
         """Whether a study's outcome is durable."""

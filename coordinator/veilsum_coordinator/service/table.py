@@ -33,10 +33,10 @@ class StudyTally:
         Of a study that is over the first ones may be missing; they were counted.
         """
         for ended in rounds[self._seen + 1 - rounds[0].number :] if rounds else ():
-            if ended.phase not in (RoundPhase.RELEASED, RoundPhase.FAILED):
-                break
             if ended.phase is RoundPhase.RELEASED:
                 self._by_member.setdefault(ended.label, Counter()).update(ended.cohort)
+            elif ended.phase is not RoundPhase.FAILED or ended is rounds[-1]:
+                break  # it is under way; or the last one failed, of which a release may be stored for all that
             self._seen = ended.number
         return {label: max(counts.values()) for label, counts in self._by_member.items()}
 
@@ -129,10 +129,6 @@ class StudyTable:
         self.ended[ended.digest] = ended
         self.studies.pop(ended.digest, None)
         self._close(ended.digest)
-        self.tell_end(ended)
-
-    def tell_end(self, ended: EndedStudy) -> None:
-        """Let those hear of a study's end that have not heard everything."""
         for name in ended.seats:
             self._open.setdefault(name, {})[ended.digest] = ended
 
