@@ -86,9 +86,8 @@ def test_what_starts_loads_what_it_uses(code: str, needed: set[str], without: se
 
 def test_no_plugin_that_is_installed_beside_it_sees_what_is_read(tmp_path: Path) -> None:
     """pydantic would hand every value to it, passwords too, and searches all installed packages for one."""
-    (tmp_path / "spy.py").write_text(
-        "def new_schema_validator(*_, **__): return None, None, None\nopen(__file__ + '.seen', 'w').close()\n"
-    )
+    spy = "def new_schema_validator(*_, **__): return None, None, None\nopen(__file__ + '.seen', 'w').close()\n"
+    (tmp_path / "spy.py").write_text(spy)
     about = tmp_path / "spy-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: spy\nVersion: 1\n")
