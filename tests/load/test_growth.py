@@ -214,7 +214,7 @@ def test_an_ended_study_is_let_go_of_and_shown_as_before(bed: TestBed, absent: s
     assert shown.rounds == before.rounds
     assert hub.shown.all() == [shown]
     again = Hub(hub.credentials, hub.journal, waits=Waits(), clock=bed.clock)
-    assert again.status(key) == shown
+    assert again.shown.status(key) == shown
     assert hub.journal.kept_state(key)["roster"] == list(NAMES)
     hub.abort(key, "again")  # nothing happens
     assert hub.shown.status(key) == shown

@@ -93,7 +93,8 @@ def test_no_plugin_that_is_installed_beside_it_sees_what_is_read(tmp_path: Path)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: spy\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[pydantic]\nspy = spy\n")
     model = "import pydantic\nclass Model(pydantic.BaseModel): value: int\n"
+    where = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
+    where["PYTHONPATH"] = str(tmp_path)
     for code, expected in ((PLAN, False), (model, True)):
-        where = {"PYTHONPATH": str(tmp_path), **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}}
         subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=where, capture_output=True)
         assert (tmp_path / "spy.py.seen").exists() is expected
