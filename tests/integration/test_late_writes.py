@@ -120,7 +120,7 @@ def test_a_write_that_is_always_late_is_known_to_be_stored_at_last(
     calls: dict[str, Callable[[], object]] = {
         "progress": lambda: journal.keep_progress(STUDY, {"phase": "running"}, None, sealed=True),
         "enrolment": lambda: journal.keep_enrolment(STUDY, "a", enrolment),
-        "end": lambda: journal.end_study(STUDY, {"phase": "failed"}, told=0, phase="failed", reason="so", status=b"over"),
+        "end": lambda: journal.end_study(STUDY, {"phase": "failed"}, phase="failed", reason="so", status=b"over"),
     }
     with pytest.raises(Unavailable):
         calls[what]()

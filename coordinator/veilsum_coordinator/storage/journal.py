@@ -290,11 +290,11 @@ class SqlJournal:
         """
         self._write(lambda connection: write_progress(connection, study, state, begun, sealed=sealed))
 
-    def end_study(self, key: bytes, state: dict[str, Any], *, told: int, **values: Any) -> dict[int, KeptRelease]:
+    def end_study(self, key: bytes, state: dict[str, Any], *, told: int = 0, **values: Any) -> dict[int, KeptRelease]:
         """Store a study's outcome (phase, reason, status) and drop what it needs no longer.
 
         Args:
-            told: the last round of whose release its members are told by this state, or were before.
+            told: the last round of whose release its members are told by this state, or were before; 0 for none.
 
         Returns:
             Releases of later rounds, by round. If there are any, nothing is stored: their members are to be told as well.
