@@ -90,7 +90,7 @@ def of_steps(marks: Iterable[int]) -> dict[str, dict[str, float]]:
 
         federation.sum = counted  # type: ignore[method-assign]
         run_study(local.hub, key, federation, Path(directory) / "results")
-        assert local.hub.status(key).phase == "finished", local.hub.status(key).reason
+        assert local.hub.shown.status(key).phase == "finished", local.hub.shown.status(key).reason
         return found
 
 

@@ -98,7 +98,7 @@ def test_every_death_leaves_exactly_what_was_consented_to(
         summed = history(bed, victim, key)
         passed = victim.stop()
         where = f"death {fatal}"
-        status = bed.hub.status(key)
+        status = bed.hub.shown.status(key)
         assert status.phase == "finished", f"{where}: {status.phase}: {status.reason}"
         (release,) = bed.hub.journal.releases(key)
         assert np.frombuffer(release["values"], dtype="<i8")[0] / study.tasks[0].grid > 0

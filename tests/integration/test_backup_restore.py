@@ -144,7 +144,7 @@ def test_a_coordinator_in_postgresql_is_the_servers_to_back_up(tmp_path: Path, v
     restored = ["--no-owner", "--exit-on-error", "--single-transaction", f"--dbname={place}"]
     subprocess.run([back, *restored, tmp_path / "coordinator.dump"], check=True)
     again = _hub(bed, place)
-    assert [item.phase for item in again.list()] == ["finished"]
+    assert [item.phase for item in again.shown.all()] == ["finished"]
     mirror = LedgerReader(open_database(place))
     assert verify_ledger(mirror).entries == 4
     assert verify_ledger(LedgerReader(open_database(url))).entries == 7

@@ -66,7 +66,7 @@ def test_studies_of_epsilon_one_fill_a_budget_of_three(tmp_path: Path, delta: fl
     key = local.submit(study, bed.analyst)
     with pytest.raises(StateError):
         local.prepare(key)
-    status = bed.hub.status(key)
+    status = bed.hub.shown.status(key)
     assert status.phase == StudyPhase.FAILED.value
     refused = sorted((item.participant, item.code, item.round) for item in status.refusals)
     assert refused == [(name, "budget-exceeded", 0) for name in "abc"]
@@ -94,7 +94,7 @@ def test_a_copied_or_renamed_dataset_finds_the_same_budget(tmp_path: Path) -> No
     key = bed.local.submit(copied, bed.analyst)
     with pytest.raises(StateError):
         bed.local.prepare(key)
-    assert {refusal.code for refusal in bed.hub.status(key).refusals} == {"budget-exceeded"}
+    assert {refusal.code for refusal in bed.hub.shown.status(key).refusals} == {"budget-exceeded"}
     assert bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[0].population == DATASET
     assert figures(bed, "a")["after"] == pytest.approx(epsilon_of(copied, 2, 1e-5), rel=1e-6)
     other = altered(copied, dataset="other", nonce="0" * 32)  # a population of its own, without a budget

@@ -74,7 +74,7 @@ def test_it_is_completed_with_its_proof_and_nobody_is_charged_again(tmp_path: Pa
     trial, key = failed(tmp_path / "failed", tables, "statistics", 1)
     local = trial.open()
     assert complete(local.hub, key, trial.results)
-    assert local.hub.status(key).phase == "finished"
+    assert local.hub.shown.status(key).phase == "finished"
     status = trial.live_status(key)  # of another process
     assert (status.phase, status.reason, status.progress) == ("finished", "", 1.0)
     assert "manifest.json" in status.results
@@ -117,6 +117,6 @@ def test_a_coordinator_completes_them_as_it_starts(tmp_path: Path) -> None:
     supervisor.start()
     try:
         with hub.changed:
-            assert hub.changed.wait_for(lambda: hub.status(key).phase == "finished", timeout=120)
+            assert hub.changed.wait_for(lambda: hub.shown.status(key).phase == "finished", timeout=120)
     finally:
         supervisor.stop()

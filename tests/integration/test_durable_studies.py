@@ -134,7 +134,7 @@ def test_a_replay_gets_the_very_releases(trial: Trial) -> None:
     key, before = begun(trial)
     local = trial.open()
     machine = local.hub.studies[key].machine
-    shown = local.hub.status(key)
+    shown = local.hub.shown.status(key)
     assert (shown.phase, shown.released, len(shown.rounds)) == ("running", 2, 2)
     assert all(item.bytes_received > 0 for item in shown.rounds)
     assert not any(
@@ -276,6 +276,42 @@ def test_a_release_is_told_to_whom_it_was_not(trial: Trial) -> None:
         assert len(site.ledger.entries(kind=Kind.RELEASE_SEEN)) == 2
 
 
+@pytest.mark.parametrize("end", ["stopped", "unreadable"])
+def test_a_release_is_told_once_where_the_coordinator_died_before_it_told_of_it(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The study was stopped as the release was stored, or the next process cannot go on with it: its members have paid."""
+    key, local = trial.submit(), trial.open()
+    federation, journal = local.prepare(key), local.hub.journal
+    release = journal.release
+
+    def died(*arguments: Any, **named: Any) -> bytes:
+        release(*arguments, **named)
+        if end == "stopped":
+            local.hub.abort(key, "enough")
+        journal.dead = True  # type: ignore[attr-defined]
+        raise Died
+
+    monkeypatch.setattr(journal, "release", died)
+    with pytest.raises(Died):
+        federation.sum("gradient", model(0.0))
+    if end == "unreadable":
+        with open_database(trial.place).transaction() as connection:
+            state = json.loads(connection.execute(select(PROGRESS.c.state)).scalar_one())
+            connection.execute(PROGRESS.update().values(state=json.dumps(state | {"phase": "dreaming"})))
+    assert not any(site.ledger.entries(kind=Kind.RELEASE_SEEN) for site in trial.bed.sites.values())
+    local = trial.open()
+    shown = local.hub.shown.status(key)
+    assert shown.phase == {"stopped": "aborted", "unreadable": "failed"}[end]
+    if end == "stopped":
+        assert (shown.released, [item.phase for item in shown.rounds]) == (1, ["released"])
+    local.settle()
+    assert not local.hub.ended[key].seats
+    local.hub.tick()
+    assert not any(trial.open().hub.directives(name) for name in NAMES)
+    trial.audit(key)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("version", ["0.1", "0.2", "enrolling"])
 def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, version: str) -> None:
@@ -291,7 +327,7 @@ def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, versio
             former = {"protocol": 5} if version == "enrolling" else state | {"dealer": "a"}
             connection.execute(PROGRESS.update().values(state=json.dumps(former)))
     local = trial.open()
-    status = local.hub.status(key)
+    status = local.hub.shown.status(key)
     assert status.phase == "failed"
     assert "earlier version of the protocol" in status.reason
     assert len(local.hub.journal.releases(key)) == 2
@@ -306,5 +342,5 @@ def test_a_journal_that_cannot_be_read_ends_that_study_alone(trial: Trial) -> No
     with open_database(trial.place).transaction() as connection:
         connection.execute(PROGRESS.update().values(state='{"phase": "dreaming"}'))
     hub = trial.open().hub
-    assert "cannot be used" in hub.status(key).reason
-    assert hub.status(other).phase == "enrolling"
+    assert "cannot be used" in hub.shown.status(key).reason
+    assert hub.shown.status(other).phase == "enrolling"

@@ -134,7 +134,7 @@ def test_sites_refuse_another_model_than_the_studys(bed: TestBed, tmp_path: Path
     federation = bed.local.prepare(key, results)
     federation.encoder = {name: array + 1e-9 for name, array in find_released(results, study).items()}
     run_study(bed.hub, key, federation, results)
-    assert bed.hub.status(key).phase == "failed"
+    assert bed.hub.shown.status(key).phase == "failed"
     for site in bed.sites.values():
         assert key not in [entry.study for entry in site.ledger.entries(kind=Kind.CHARGE)]
 

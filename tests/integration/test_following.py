@@ -105,7 +105,7 @@ def test_members_take_the_steps_that_the_method_takes(between: Between, tmp_path
     study, key, federation = prepared(between, **parameters)
     run_study(between.hub, key, federation, tmp_path / "results")
     between.settle()
-    assert between.hub.status(key).phase == "finished", between.hub.status(key).reason
+    assert between.hub.shown.status(key).phase == "finished", between.hub.shown.status(key).reason
     assert between.refused == {}
     assert not [number for _, kind, number in between.fetched if kind is ObjectKind.BROADCAST and number > 1]
     rounds = STEPS + (study.tasks[0].task == "feature-means")
@@ -177,7 +177,7 @@ def test_another_broadcast_to_all_is_refused_by_all_and_costs_nothing(between: B
     assert between.refused == dict.fromkeys(SITES[:3], UNFOLLOWED)  # the last is not asked any more
     assert [between.charged(name) for name in SITES] == [at - 1] * len(SITES)
     assert [between.reserved(name) for name in SITES] == [at - 1] * len(SITES)
-    assert between.hub.status(key).phase == "failed"
+    assert between.hub.shown.status(key).phase == "failed"
 
 
 def others_model(study: Study, federation: Steered) -> bytes:
@@ -263,7 +263,7 @@ def test_who_missed_rounds_takes_their_steps_and_no_false_one(between: Between) 
     seen: list[int] = []
 
     def swapped(kind: ObjectKind, number: int, data: bytes) -> bytes:
-        return between.hub.fetch("d", pb.OBJECT_KIND_RELEASE, key, 1, 0) if number == 2 else data
+        return between.hub.objects.fetch("d", pb.OBJECT_KIND_RELEASE, key, 1, 0) if number == 2 else data
 
     with pytest.raises(Refusal) as caught:
         caught_up(between, key, "d", 3, swapped)
@@ -286,7 +286,7 @@ def test_who_missed_rounds_takes_their_steps_and_no_false_one(between: Between) 
 def test_any_byte_of_a_release_that_is_changed_is_found(between: Between) -> None:
     """Receipts, answers, consents, signatures, and the sum in any place; nothing of it moves the model."""
     key, _ = released(between, 3)
-    true = between.hub.fetch("d", pb.OBJECT_KIND_RELEASE, key, 1, 0)
+    true = between.hub.objects.fetch("d", pb.OBJECT_KIND_RELEASE, key, 1, 0)
     rng = np.random.default_rng(20)
     places = {*rng.integers(len(true), size=60).tolist(), 0, 1, len(true) - 1, len(true) // 2}
     for place in sorted(places):
@@ -304,7 +304,8 @@ def test_a_release_without_its_words_or_with_anothers_is_found(between: Between)
     """The sum of another round under a true proof, a proof of another round over a true sum, none, and too much of it."""
     key, _ = released(between, 3)
     first, second = (
-        pb.ReleaseObject.FromString(between.hub.fetch("d", pb.OBJECT_KIND_RELEASE, key, number, 0)) for number in (1, 2)
+        pb.ReleaseObject.FromString(between.hub.objects.fetch("d", pb.OBJECT_KIND_RELEASE, key, number, 0))
+        for number in (1, 2)
     )
     assert first.certificate
     assert not second.certificate, "it is that of the release before, which every member has seen"
@@ -365,7 +366,7 @@ def test_the_coordinators_certificate_is_renewed_between_releases(
     run_study(between.hub, key, federation, tmp_path / "results")
     between.settle()
     assert done == {2, 4}
-    assert between.hub.status(key).phase == "finished", between.hub.status(key).reason
+    assert between.hub.shown.status(key).phase == "finished", between.hub.shown.status(key).reason
     assert [between.charged(name) for name in SITES] == [STEPS + 1] * len(SITES)
     assert all(codes == {RefusalCode.CONTEXT.value} for codes in between.refused.values())  # the nonce of a former process
     agreed, roster = AgreedStudy(federation.study), len(SITES)
@@ -415,7 +416,7 @@ def test_a_crash_at_any_write_of_the_model_loses_nothing(
     run_study(between.hub, key, federation, tmp_path / "results")
     between.settle()
     assert len(deaths) == 3
-    assert between.hub.status(key).phase == "finished", between.hub.status(key).reason
+    assert between.hub.shown.status(key).phase == "finished", between.hub.shown.status(key).reason
     assert [between.charged(name) for name in SITES] == [STEPS + 1] * len(SITES)
     assert proven(between.bed.hub.journal, tmp_path / "results" / key.hex(), between.bed.analyst.authority).comparison.exact
 
@@ -449,12 +450,12 @@ def test_no_other_study_shows_its_sums_to_members(between: Between) -> None:
     FedSGD().compute(federation)
     for name in SITES:
         with pytest.raises(Exception, match="members take its steps"):
-            between.hub.fetch(name, pb.OBJECT_KIND_RELEASE, key, 1, 0)
+            between.hub.objects.fetch(name, pb.OBJECT_KIND_RELEASE, key, 1, 0)
     _, other, followed = prepared(between)
     FedSGD().compute(followed)
-    assert between.hub.fetch("a", pb.OBJECT_KIND_RELEASE, other, 1, 0)
+    assert between.hub.objects.fetch("a", pb.OBJECT_KIND_RELEASE, other, 1, 0)
     with pytest.raises(Exception, match=r"no part|not invited"):
-        between.hub.fetch("nobody", pb.OBJECT_KIND_RELEASE, other, 1, 0)
+        between.hub.objects.fetch("nobody", pb.OBJECT_KIND_RELEASE, other, 1, 0)
 
 
 @pytest.mark.parametrize("isolation", ["none", pytest.param("processes", marks=pytest.mark.system)])

@@ -77,4 +77,4 @@ def test_one_ctrl_c_ends_it_and_the_study_goes_on(running: tuple[TestBed, str, b
     assert ("veilsum study watch" if how == "command" else "attach(") in err, err
     assert key.hex()[:12] in err
     assert (process.returncode == 7) == (how == "caught"), err
-    assert server.hub.status(key).phase == "enrolling"
+    assert server.hub.shown.status(key).phase == "enrolling"

@@ -89,7 +89,7 @@ def test_a_stopped_study_releases_no_sum_that_waited_for_the_database(trial: Tri
     monkeypatch.setattr(hub.journal, "release", stopped)
     with pytest.raises((StateError, RoundLostError), match="is over"):
         federation.sum("gradient", MODEL)
-    assert hub.status(key).phase == StudyPhase.ABORTED.value
+    assert hub.shown.status(key).phase == StudyPhase.ABORTED.value
     with hub.journal.database.reading() as connection:
         assert connection.scalar(select(func.count()).select_from(RELEASES)) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,11 @@ from veilsum_coordinator.protocol.machine import MOST_REFUSALS
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service import listing
 from veilsum_coordinator.service.ended import EndedStudy
 from veilsum_coordinator.service.hub import Hub
-from veilsum_coordinator.service.status import MOST_ROUNDS, StudyEntry, study_status
+from veilsum_coordinator.service.status import MOST_ROUNDS, study_status
+from veilsum_coordinator.service.table import StudyEntry
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.transport.channel import open_channel
@@ -119,7 +122,7 @@ def test_pages_joined_are_the_whole_list(bed: TestBed, times: list[int], most: i
     admit(hub, made)
     pages, more, before = list[pb.StudyStatus](), True, b""
     while more:
-        found, more = hub.listed(begins=begins, before=before, most=most)
+        found, more = hub.shown.page(begins=begins, before=before, most=most)
         pages[:0] = found
         before = found[0].study if found else b""
         assert found or not more
@@ -133,9 +136,29 @@ def test_a_list_behind_a_study_that_is_not_listed_is_refused(bed: TestBed) -> No
     admit(hub, [ended(1), ended(2, analyst="other")])
     for before in (b"x", bytes(32), ended(2).digest):
         with pytest.raises(HostileInput, match="listed any more"):
-            hub.listed("analyst", before=before)
-    assert hub.listed("analyst", before=ended(1).digest) == (deque(), False)
-    assert hub.listed("analyst", begins="no digits") == (deque(), False)
+            hub.shown.page("analyst", before=before)
+    assert hub.shown.page("analyst", before=ended(1).digest) == (deque(), False)
+    assert hub.shown.page("analyst", begins="no digits") == (deque(), False)
+
+
+def test_a_page_is_made_without_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who needs it meanwhile gets it, and a study that ends meanwhile is shown as it ended."""
+    bed = make_bed(tmp_path, make_data(SEATS, 12, 2))
+    hub, key = bed.hub, bed.local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
+    admit(hub, [ended(number, submitted=2**40) for number in range(3)])  # shown first
+    listed_status = listing.listed_status
+
+    def meanwhile(status: pb.StudyStatus) -> pb.StudyStatus:
+        thread = threading.Thread(target=hub.abort, args=(key, "enough"))
+        thread.start()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "the lock is held while a page is made"
+        return listed_status(status)
+
+    monkeypatch.setattr(listing, "listed_status", meanwhile)
+    found, more = hub.shown.page()
+    assert (len(found), more) == (4, False)
+    assert (found[0].study, found[0].phase, found[0].reason) == (key, "aborted", "enough")
 
 
 @dataclass

@@ -186,7 +186,7 @@ def _sealing(bed: TestBed) -> tuple[bytes, StudyMachine, dict[str, list[Box]]]:
     made = {}
     for name, core in local.cores.items():
         channel = HostileChannel()
-        channel.objects = {pb.OBJECT_KIND_ROSTER: bed.hub.fetch(name, pb.OBJECT_KIND_ROSTER, key, 0, 0)}
+        channel.objects = {pb.OBJECT_KIND_ROSTER: bed.hub.objects.fetch(name, pb.OBJECT_KIND_ROSTER, key, 0, 0)}
         [directive] = bed.hub.directives(name)
         core.handle(as_directive(directive), channel)
         made[name] = channel.said[-1].values[1]
@@ -273,15 +273,15 @@ def test_uninvited_callers(bed: TestBed) -> None:
         lambda: hub.refuse("a", key, "Budget: 0.37 of 1.0", 0, 0),
         lambda: hub.confirm("x", key, pb.DIRECTIVE_KIND_END, 0, 0),
         lambda: hub.confirm("a", key, 99, 0, 0),  # type: ignore[arg-type]
-        lambda: hub.fetch("x", pb.OBJECT_KIND_STUDY, key, 0, 0),
-        lambda: hub.fetch("a", pb.OBJECT_KIND_ROSTER, key, 0, 0),
+        lambda: hub.objects.fetch("x", pb.OBJECT_KIND_STUDY, key, 0, 0),
+        lambda: hub.objects.fetch("a", pb.OBJECT_KIND_ROSTER, key, 0, 0),
         lambda: hub.upload_status("a", key, 1),
         lambda: hub.upload("a", key, 1, 0, b""),
         lambda: hub.answer("a", key, 1, (1, 2, 3), b""),
         lambda: hub.consent("a", key, 1, bytes(32), b""),
         lambda: hub.connect("a", b"short"),
-        lambda: hub.status(key[:8]),
-        lambda: hub.status(bytes(32)),
+        lambda: hub.shown.status(key[:8]),
+        lambda: hub.shown.status(bytes(32)),
     ]
     for call in calls:
         with pytest.raises(HostileInput):
@@ -367,7 +367,7 @@ def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
         )
     bed.hub.abort(key, "enough")
     assert heard
-    shown = bed.hub.status(key)
+    shown = bed.hub.shown.status(key)
     assert (shown.phase, shown.reason) == ("enrolling", "aborted, not yet stored in the database: enough")
     assert not bed.hub.stored(key)
     assert [row["phase"] for row in bed.hub.journal.studies()] == ["enrolling"]
@@ -375,7 +375,7 @@ def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
         connection.exec_driver_sql("DROP TRIGGER full")
     bed.hub.connect("a", bytes(16))
     assert [row["phase"] for row in bed.hub.journal.studies()] == ["aborted"]
-    assert bed.hub.status(key).phase == "aborted"
+    assert bed.hub.shown.status(key).phase == "aborted"
     machine.finish()
     assert machine.phase is StudyPhase.ABORTED
 

@@ -118,7 +118,9 @@ class Ring:
     def said(self, name: str) -> tuple[int, ...]:
         """The words that a member would answer with, and does in the end."""
         channel = HostileChannel(certificate=self.hub.credentials.identity.certificate)
-        channel.objects = {pb.OBJECT_KIND_FIXED: self.hub.fetch(name, pb.OBJECT_KIND_FIXED, self.key, *self.round.present)}
+        channel.objects = {
+            pb.OBJECT_KIND_FIXED: self.hub.objects.fetch(name, pb.OBJECT_KIND_FIXED, self.key, *self.round.present)
+        }
         [directive] = [item for item in self.hub.directives(name) if item.kind == pb.DIRECTIVE_KIND_CHECK]
         self.local.cores[name].handle(as_directive(directive), channel)
         return tuple(channel.said[-1].values[3])
@@ -126,7 +128,9 @@ class Ring:
     def consent(self, name: str) -> tuple[bytes, bytes]:
         """A member's consent and signature, kept back; it has paid."""
         channel = HostileChannel()
-        channel.objects = {pb.OBJECT_KIND_ANSWERS: self.hub.fetch(name, pb.OBJECT_KIND_ANSWERS, self.key, *self.round.present)}
+        channel.objects = {
+            pb.OBJECT_KIND_ANSWERS: self.hub.objects.fetch(name, pb.OBJECT_KIND_ANSWERS, self.key, *self.round.present)
+        }
         [directive] = [item for item in self.hub.directives(name) if item.kind == pb.DIRECTIVE_KIND_CONSENT]
         self.local.cores[name].handle(as_directive(directive), channel)
         return channel.said[-1].values[3], channel.said[-1].values[4]
@@ -221,8 +225,8 @@ def test_messages_of_other_phases(ring: Ring) -> None:
         ring.refused(lambda: ring.hub.answer("d", ring.key, ring.attempt, (1, 2, 3), b""))
         ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt, bytes(32), b""))
         for kind in (pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
-            ring.refused(lambda kind=kind: ring.hub.fetch("d", kind, ring.key, 1, ring.attempt))  # type: ignore[misc]
-        ring.refused(lambda: ring.hub.fetch("x", pb.OBJECT_KIND_STUDY, ring.key, 0, 0))
+            ring.refused(lambda kind=kind: ring.hub.objects.fetch("d", kind, ring.key, 1, ring.attempt))  # type: ignore[misc]
+        ring.refused(lambda: ring.hub.objects.fetch("x", pb.OBJECT_KIND_STUDY, ring.key, 0, 0))
         ring.refused(lambda: ring.hub.confirm("d", ring.key, pb.DIRECTIVE_KIND_CONSENT, 1, 1))
 
     _is_right(ring.run(RoundPhase.CONTRIBUTING, early))
@@ -393,7 +397,7 @@ def test_a_member_that_does_not_answer_is_left_out(tmp_path: Path, away: bool) -
 
     release = ring.run(RoundPhase.CHECKING, attack)
     assert release.cohort == ("a", "b", "c")
-    assert ring.hub.status(ring.key).rounds[0].attempts == 2
+    assert ring.hub.shown.status(ring.key).rounds[0].attempts == 2
     for name in "abc":
         assert [entry.kind for entry in ring.bed.sites[name].ledger.entries()].count(Kind.CHARGE) == 1
 
@@ -486,7 +490,7 @@ def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring, write: str)
         connection.exec_driver_sql(f"CREATE TRIGGER full BEFORE {write} BEGIN SELECT RAISE(ABORT, 'full'); END")
     with pytest.raises(RoundLostError, match="could not be stored"):
         ring.run(RoundPhase.CONTRIBUTING, lambda _: None)
-    assert [shown.phase for shown in ring.hub.status(ring.key).rounds] == ["failed"]
+    assert [shown.phase for shown in ring.hub.shown.status(ring.key).rounds] == ["failed"]
     ring.local.step()
     for name in NAMES:
         kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]
@@ -508,7 +512,7 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
         asked, own = kinds[current.phase]
 
         def fetch(kind: pb.ObjectKind.ValueType) -> Callable[[], bytes]:
-            return lambda: hub.fetch("a", kind, ring.key, current.number, ring.attempt)
+            return lambda: hub.objects.fetch("a", kind, ring.key, current.number, ring.attempt)
 
         for _, kind in kinds.values():
             if kind != own and (current.phase, kind) != (RoundPhase.CONSENTING, pb.OBJECT_KIND_FIXED):
@@ -527,8 +531,8 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
             assert current.broadcast == ()
             assert pb.FixedObject.FromString(fetch(pb.OBJECT_KIND_FIXED)()).fixed.sum == current.total.digest
         [directive] = [item for item in hub.directives("a") if item.kind == asked]
-        assert hub.enclose("a", directive).object == data
-        assert hub.fetch("b", own, ring.key, current.number, ring.attempt) is not None
+        assert hub.objects.enclose("a", directive).object == data
+        assert hub.objects.fetch("b", own, ring.key, current.number, ring.attempt) is not None
 
     for number, phase in enumerate(kinds):
         _ring(tmp_path / str(number), 100, "fedcgs").run(phase, look)

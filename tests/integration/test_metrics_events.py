@@ -235,7 +235,7 @@ def test_a_study_that_is_aborted_in_its_round(watched: Watched) -> None:
 
 
 def test_an_objects_bytes_that_are_none_are_counted(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched.hub, "fetch", lambda *_: b"\xff\xff\xff\x07")
+    monkeypatch.setattr(watched.hub.objects, "fetch", lambda *_: b"\xff\xff\xff\x07")
     study = watched.bed.compile(make_request(schema_of(2), min_cohort=2))
     watched.local.submit(study, watched.bed.analyst)
     watched.local.step()

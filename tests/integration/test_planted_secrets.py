@@ -131,7 +131,7 @@ def test_nothing_leaves_of_a_study_under_attack(kind: type[Coordinator] | type[P
             secrets |= (found := stored(stage))
             if kind is Coordinator:  # the other's stage and its phases are the same
                 look_for(found, representations(older if phase != "consenting" else []), f"a representation ({phase})")
-            said.append(str([stage.hub.status(key) for key in (*stage.hub.studies, *stage.hub.ended)]))
+            said.append(str([stage.hub.shown.status(key) for key in (*stage.hub.studies, *stage.hub.ended)]))
         assert {key.split()[1] for key in secrets} >= {"key", "box_key", "seed", "words", "consent"}
         for _ in range(HOSTILE_INPUTS):
             try:

@@ -42,7 +42,7 @@ def test_a_study_and_its_mirror(tmp_path: Path) -> None:
     assert result.summary["records"][0]["count"]["value"] == pytest.approx(3 * ROWS, abs=1e-3)
 
     again = _hub(bed, url)  # a restarted coordinator
-    assert [item.phase for item in again.list()] == ["finished"]
+    assert [item.phase for item in again.shown.all()] == ["finished"]
     (release,) = again.journal.releases(status.study)
     mirror = LedgerReader(open_database(url))
     assert [entry.kind for entry in mirror.entries()] == [Kind.GENESIS, Kind.RECEIPTS, Kind.CONSENT, Kind.RELEASE_SEEN]

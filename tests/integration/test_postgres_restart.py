@@ -59,7 +59,7 @@ def ask(bed: TestBed, stub: StudiesStub, steps: int) -> bytes:
 
 def audit(bed: TestBed, hub: Hub, key: bytes, mirror: LedgerReader, steps: int) -> None:
     """Every round was released and charged once at everyone; all ledgers verify, alone and against each other."""
-    status = hub.status(key)
+    status = hub.shown.status(key)
     assert status.phase == "finished", status.reason
     wait_for(lambda: not hub.ended[key].seats, "the end everywhere")
     sites = [site.ledger for site in bed.sites.values()]
@@ -106,7 +106,7 @@ def test_a_server_that_is_restarted_in_the_middle_of_rounds(
                 postgres.resume()
             wait_for(lambda: machine.phase.over and server.hub.stored(key), "the end of the study")
             audit(bed, server.hub, key, LedgerReader(open_database(url)), 5)
-            assert [item.attempts for item in server.hub.status(key).rounds] == [1] * 5
+            assert [item.attempts for item in server.hub.shown.status(key).rounds] == [1] * 5
         said = [record.getMessage() for record in caplog.records]
         assert sum("database unreachable" in text for text in said) == 2
         assert sum("the database is reachable again" in text for text in said) == 2
@@ -142,6 +142,6 @@ def test_every_commit_may_lose_its_answer(bed: TestBed, monkeypatch: pytest.Monk
         monkeypatch.undo()
         mirror = LedgerReader(open_database(bed.kit.coordinator.directory / "state" / "coordinator.db"))
         audit(bed, server.hub, key, mirror, 3)
-        assert [item.attempts for item in server.hub.status(key).rounds] == [1] * 3
+        assert [item.attempts for item in server.hub.shown.status(key).rounds] == [1] * 3
     assert calls["lost"] > 3 * 3
     assert calls["not done"] > 3 * 3

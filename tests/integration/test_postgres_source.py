@@ -365,7 +365,7 @@ def test_a_column_that_is_gone_or_changed_is_refused_before_the_budget_is_touche
     execute(url, f"ALTER TABLE records {change}")
     with pytest.raises(RoundLostError):
         federation.sum("statistics")
-    assert [(item.participant, item.code) for item in bed.hub.status(key).refusals] == [("a", "dataset-not-offered")]
+    assert [(item.participant, item.code) for item in bed.hub.shown.status(key).refusals] == [("a", "dataset-not-offered")]
     assert Kind.RESERVE not in kinds(bed.sites["a"])
 
 
@@ -392,7 +392,7 @@ def test_a_column_that_changes_between_rounds_is_refused_and_the_first_round_pai
     assert len(study.tasks) > 1
     with pytest.raises(StateError, match="2 participants are left"):
         bed.local.run(study, bed.analyst, tmp_path / "results")
-    (refused,) = bed.hub.status(AgreedStudy(study).digest).refusals
+    (refused,) = bed.hub.shown.status(AgreedStudy(study).digest).refusals
     assert (refused.participant, refused.code, len(calls)) == ("a", "dataset-not-offered", 3)
     assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.SNAPSHOT, Kind.CHARGE]
 

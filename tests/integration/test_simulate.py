@@ -73,7 +73,7 @@ def over_grpc(directory: Path, data: Data, compile_study: Callable[[TestBed], St
     study = compile_study(bed)
     with wired(bed) as (server, _, stub):
         key = submit(bed, stub, study)
-        wait_for(lambda: server.hub.status(key).phase in ("finished", "failed"), what="the study's end")
+        wait_for(lambda: server.hub.shown.status(key).phase in ("finished", "failed"), what="the study's end")
         return journalled(server.hub, study)
 
 

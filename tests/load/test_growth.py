@@ -23,7 +23,8 @@ from veilsum_coordinator.protocol.members import Members, StudyPhase
 from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.coordination import REST, Coordination, _Session
-from veilsum_coordinator.service.hub import HEARD_SECONDS, Hub
+from veilsum_coordinator.service.endings import HEARD_SECONDS
+from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.objects import Objects
 from veilsum_coordinator.service.status import study_status
 from veilsum_node.errors import HostileInput
@@ -117,7 +118,7 @@ def test_nobody_but_whom_a_change_names_is_asked_for_something_new(bed: TestBed,
     with hub.change(key) as machine:
         machine.abort("enough")
     bed.local.settle()
-    assert hub.status(key).phase == "aborted"
+    assert hub.shown.status(key).phase == "aborted"
     assert all(name is None or news <= {name} for name, news in changes)
     assert sum(name is None for name, _ in changes) < len(changes) / 2
 
@@ -208,25 +209,25 @@ def test_an_ended_study_is_let_go_of_and_shown_as_before(bed: TestBed, absent: s
     assert [ref() for ref in gone] == [None] * len(gone)
     assert hub.stored(key)
     assert set(hub.ended[key].seats) == ({absent} if absent else set())
-    shown = hub.status(key)
+    shown = hub.shown.status(key)
     assert (shown.phase, shown.reason, list(shown.enrolled)) == ("aborted", "enough", list(NAMES))
     assert shown.rounds == before.rounds
-    assert hub.list() == [shown]
+    assert hub.shown.all() == [shown]
     again = Hub(hub.credentials, hub.journal, waits=Waits(), clock=bed.clock)
-    assert again.status(key) == shown
+    assert again.shown.status(key) == shown
     assert hub.journal.kept_state(key)["roster"] == list(NAMES)
     hub.abort(key, "again")  # nothing happens
-    assert hub.status(key) == shown
+    assert hub.shown.status(key) == shown
     for name in NAMES:
         with pytest.raises(HostileInput, match="over"):
             hub.ready(name, key)
         with pytest.raises(HostileInput, match="over"):
-            hub.fetch(name, pb.OBJECT_KIND_STUDY, key, 0, 0)
+            hub.objects.fetch(name, pb.OBJECT_KIND_STUDY, key, 0, 0)
         if name != absent:
             hub.confirm(name, key, pb.DIRECTIVE_KIND_END, 0, 0)
     for ask in (
         lambda: hub.confirm("stranger", key, pb.DIRECTIVE_KIND_END, 0, 0),
-        lambda: hub.fetch("stranger", 1, key, 0, 0),
+        lambda: hub.objects.fetch("stranger", 1, key, 0, 0),
     ):
         with pytest.raises(HostileInput, match="not invited"):
             ask()
@@ -247,17 +248,20 @@ def test_a_release_that_was_stored_before_the_study_was_stopped_is_told_after_it
 
     def stopped(of: bytes, machine: StudyMachine, current: Round) -> None:
         hub.abort(of, "enough")
-        local.settle()
         assert hub.stored(of)
-        assert not any(hub.directives(name) for name in NAMES)
+        both = [pb.DIRECTIVE_KIND_RELEASED, pb.DIRECTIVE_KIND_END]
+        for process in (hub, Hub(hub.credentials, hub.journal, waits=Waits(), clock=bed.clock)):
+            told = {name: [item.kind for item in process.directives(name)] for name in NAMES}
+            assert told == {name: both if name in current.cohort else both[1:] for name in NAMES}
+        local.settle()
         released(of, machine, current)
 
     hub.released = stopped  # type: ignore[method-assign]
-    cohort = federation.sum("statistics").cohort
-    told = {name: [item.kind for item in hub.directives(name)] for name in NAMES}
-    assert told == {name: [pb.DIRECTIVE_KIND_RELEASED] if name in cohort else [] for name in NAMES}
-    local.settle()
+    assert federation.sum("statistics").cohort
+    assert not any(hub.directives(name) for name in NAMES)
     assert not hub.ended[key].seats
+    shown = hub.shown.status(key)
+    assert (shown.phase, shown.released, [item.phase for item in shown.rounds]) == ("aborted", 1, ["released"])
 
 
 def test_who_heard_of_a_study_s_end_is_not_told_again_after_a_restart(bed: TestBed, tmp_path: Path) -> None:
@@ -313,14 +317,14 @@ def _check_boxes(members: Members, seen: set[tuple[int, bool]]) -> None:
 def test_what_all_members_fetch_is_put_together_once(bed: TestBed) -> None:
     hub, fetched = bed.hub, dict[int, list[bytes]]()
     local = bed.local
-    original = hub.fetch
+    original = hub.objects.fetch
 
     def fetch(name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> bytes:
         data = original(name, kind, key, number, attempt)
         fetched.setdefault(kind, []).append(data)
         return data
 
-    hub.fetch = fetch  # type: ignore[method-assign]
+    hub.objects.fetch = fetch  # type: ignore[method-assign]
     release = local.prepare(local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)).sum("statistics")
     for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
         assert len(fetched[kind]) == len(release.cohort)
@@ -331,14 +335,14 @@ def test_what_all_members_fetch_is_cut_into_messages_once(bed: TestBed) -> None:
     hub, local = bed.hub, bed.local
     key = local.submit(bed.compile(make_request(schema_of(2), min_cohort=2)), bed.analyst)
     local.prepare(key)
-    first, second = (hub.messages(name, pb.OBJECT_KIND_ROSTER, key, 0, 0) for name in NAMES[:2])
+    first, second = (hub.objects.messages(name, pb.OBJECT_KIND_ROSTER, key, 0, 0) for name in NAMES[:2])
     assert first is second
     sent = [pb.Chunk.FromString(message) for message in first]
-    whole = hub.fetch(NAMES[0], pb.OBJECT_KIND_ROSTER, key, 0, 0)
+    whole = hub.objects.fetch(NAMES[0], pb.OBJECT_KIND_ROSTER, key, 0, 0)
     assert b"".join(chunk.data for chunk in sent) == whole
     assert {chunk.total for chunk in sent} == {len(whole)}
     hub.abort(key, "enough")
-    assert not hub._objects._cut  # of a study that is over nothing is held
+    assert not hub.objects._made._cut  # of a study that is over nothing is held
 
 
 def test_who_has_nothing_to_give_up_takes_no_lock_to_look(bed: TestBed) -> None:

@@ -59,7 +59,7 @@ class Link:
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
         kept = self._process.fetched
         try:
-            found = self._call(lambda hub: hub.fetch(self._process.name, kind, study, number, attempt))
+            found = self._call(lambda hub: hub.objects.fetch(self._process.name, kind, study, number, attempt))
         except RejectedError:
             if self._echo and (kind, study, number) in kept:
                 return kept[kind, study, number]
@@ -127,7 +127,7 @@ class Link:
         name = self._process.name
 
         def ask(hub: Hub) -> list[pb.Directive]:
-            return [hub.enclose(name, directive) for directive in hub.directives(name)]
+            return [hub.objects.enclose(name, directive) for directive in hub.directives(name)]
 
         found: list[pb.Directive] = self._call(ask)
         for directive in found:  # every second one is fetched: both ways must lead to the same

@@ -113,7 +113,7 @@ class World(Operations):
         finished = all(phase == "finished" for phase in phases)
         self.checks.settled(finished, whole=self.history.verified)
         if self.gentle:
-            reasons = "; ".join(f"{phase} ({hub.status(key).reason})" for phase, key in zip(phases, keys, strict=True))
+            reasons = "; ".join(f"{phase} ({hub.shown.status(key).reason})" for phase, key in zip(phases, keys, strict=True))
             require(finished, f"{reasons}, though nobody was gone for long")
         return " and ".join(sorted(phases))
 

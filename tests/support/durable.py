@@ -122,11 +122,11 @@ class Trial:
             federation._results = self.results
             runner.run_study(local.hub, key, federation, self.results)
         local.settle()
-        return local.hub.status(key)
+        return local.hub.shown.status(key)
 
     def live_status(self, key: bytes) -> pb.StudyStatus:
         """What a new process shows of a study."""
-        return self.open().hub.status(key)
+        return self.open().hub.shown.status(key)
 
     def finish(self, key: bytes) -> Arrays:
         """Let a process that does not die run the study to its end; its arrays."""

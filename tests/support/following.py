@@ -57,7 +57,7 @@ class Between(LocalFederation):
     @property
     def refused(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        for status in self.hub.list():
+        for status in self.hub.shown.all():
             for refusal in status.refusals:
                 found.setdefault(refusal.participant, set()).add(refusal.code)
         return found
@@ -78,7 +78,7 @@ class Between(LocalFederation):
         return worked or self.hub.changes != before
 
     def _changed(self, name: str, sent: pb.Directive) -> Directive:
-        directive = as_directive(self.hub.enclose(name, sent) if name in self._enclosing else sent)
+        directive = as_directive(self.hub.objects.enclose(name, sent) if name in self._enclosing else sent)
         if directive.kind != DirectiveKind.CONTRIBUTE:
             return directive
         if directive.object is not None and directive.round > 1:

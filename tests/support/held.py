@@ -13,7 +13,7 @@ from support.durable import NAMES, WIDTH
 from support.durable_studies import STUDIES
 from support.federation import make_bed, make_data, make_request, schema_of
 from support.processes import write_toml
-from veilsum_coordinator.results.retirement import EndedStudy, held_studies
+from veilsum_coordinator.results.retirement import HeldStudy, held_studies
 
 
 class HeldStudies:
@@ -28,7 +28,7 @@ class HeldStudies:
         self.open = self.bed.local.submit(self.bed.compile(make_request(schema_of(WIDTH))), self.bed.analyst)
         self.database = self.bed.hub.journal.database
 
-    def held(self) -> dict[bytes, EndedStudy]:
+    def held(self) -> dict[bytes, HeldStudy]:
         return {item.digest: item for item in held_studies(self.database, self.results)}
 
     def tables(self) -> dict[str, int]:

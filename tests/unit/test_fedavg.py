@@ -457,4 +457,9 @@ def test_cohorts_that_sites_would_refuse_are_found_before_submission() -> None:
     strict = small.model_copy(update={"privacy": small.privacy.model_copy(update={"cohort_difference": "strict"})})
     with pytest.raises(ConfigurationError, match="allows only one"):
         method.check_federation(strict)
+    turns = tuple({"sites": sites, "probability": 0.5} for sites in (SITES[:1], SITES))
+    for alone in ({"mode": "uniform", "size": 1}, {"subsets": turns}):
+        with pytest.raises(ConfigurationError, match="cohorts of one site") as refused:
+            method.check_federation(compiled(epsilon=3.0, participation=alone))
+        assert "min_cohort" not in str(refused.value), "none is small enough"
     method.check_federation(compiled())

@@ -167,10 +167,10 @@ def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: p
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(1), epsilon=None)), bed.analyst)
     run_study(bed.hub, key, local.prepare(key), bed.kit.directory / "results")
-    status = bed.hub.status(key)
+    status = bed.hub.shown.status(key)
     assert (status.phase, status.reason) == (StudyPhase.FINISHED, "")
     assert len(drawn) == 3
-    assert bed.hub.status(key).rounds[0].attempts == 1
+    assert bed.hub.shown.status(key).rounds[0].attempts == 1
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -191,7 +191,7 @@ def test_a_result_waits_for_its_folder(bed: TestBed, monkeypatch: pytest.MonkeyP
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(1), epsilon=None)), bed.analyst)
     run_study(bed.hub, key, local.prepare(key), bed.kit.directory / "results")
-    status = bed.hub.status(key)
+    status = bed.hub.shown.status(key)
     if comes_back:
         assert (status.phase, status.reason, len(tries)) == (StudyPhase.FINISHED, "", 3)
     else:
@@ -225,7 +225,7 @@ class _Silent:
         self.coordinator = "coordinator"
 
     def fetch(self, kind: Any, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
-        return self._bed.hub.fetch(self._name, kind, study, number, attempt)
+        return self._bed.hub.objects.fetch(self._name, kind, study, number, attempt)
 
 
 def test_damage_is_not_over_because_another_page_takes_a_write(tmp_path: Path) -> None:

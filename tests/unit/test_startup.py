@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +82,19 @@ def test_what_starts_loads_what_it_uses(code: str, needed: set[str], without: se
     found = loaded(code)
     assert needed <= found
     assert not without & found
+
+
+def test_no_plugin_that_is_installed_beside_it_sees_what_is_read(tmp_path: Path) -> None:
+    """pydantic would hand every value to it, passwords too, and searches all installed packages for one."""
+    spy = "def new_schema_validator(*_, **__): return None, None, None\nopen(__file__ + '.seen', 'w').close()\n"
+    (tmp_path / "spy.py").write_text(spy)
+    about = tmp_path / "spy-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: spy\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[pydantic]\nspy = spy\n")
+    model = "import pydantic\nclass Model(pydantic.BaseModel): value: int\n"
+    where = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
+    where["PYTHONPATH"] = str(tmp_path)
+    for code, expected in ((PLAN, False), (model, True)):
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=where, capture_output=True)
+        assert (tmp_path / "spy.py.seen").exists() is expected

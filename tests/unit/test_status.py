@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.federation import make_request, schema_of
 from support.studies import agreed
 from veilsum_coordinator.protocol.rounds import RoundPhase
-from veilsum_coordinator.service.status import StudyTally, spent_epsilon
+from veilsum_coordinator.service.status import spent_epsilon
+from veilsum_coordinator.service.table import StudyTally
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.study import Study
 

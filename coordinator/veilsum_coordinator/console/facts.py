@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import LargeBinary, Text, func, inspect, select
 
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
-from veilsum_coordinator.results.retirement import PROOFS, EndedStudy, due_studies, held_studies
+from veilsum_coordinator.results.retirement import PROOFS, HeldStudy, due_studies, held_studies
 from veilsum_coordinator.storage.long_values import METADATA
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import ConfigurationError, Misuse, VeilsumError
@@ -181,7 +181,7 @@ def storage(config: CoordinatorConfig) -> dict[str, Any]:
     return {"rows": rows, "journal": size(journal.total()), "results": size(sum(results.values()))}
 
 
-def held(config: CoordinatorConfig) -> list[EndedStudy]:
+def held(config: CoordinatorConfig) -> list[HeldStudy]:
     """All studies that the coordinator holds, oldest first."""
     with open_readonly(config.database_place) as database:
         return held_studies(database, config.state / "results")
@@ -197,7 +197,7 @@ class Due:
     """
 
     days: int
-    studies: Sequence[EndedStudy]
+    studies: Sequence[HeldStudy]
 
     @property
     def words(self) -> str:
@@ -212,7 +212,7 @@ class Due:
         return size(sum(item.size for item in self.studies))
 
 
-def due(studies: Sequence[EndedStudy], days: str) -> Due:
+def due(studies: Sequence[HeldStudy], days: str) -> Due:
     """Which of some studies are over and expired a number of days ago or earlier.
 
     Raises:

@@ -353,6 +353,11 @@ class FedAvg(Method[FedAvgParameters]):
         smallest = None if participation is None else participation.smallest
         if participation is None or smallest is None:
             return
+        if smallest < 2:  # no min_cohort allows it
+            raise ConfigurationError(
+                "fedavg's participation table asks for cohorts of one site, whose sum would be that site's own model.",
+                "Ask for two sites or more in every round, or try it with veilsum simulate.",
+            )
         if study.privacy.cohort_difference == "strict":
             raise ConfigurationError(
                 f'fedavg with participation mode "{participation.mode}" changes the cohort in every round, but the study'
@@ -363,7 +368,7 @@ class FedAvg(Method[FedAvgParameters]):
             raise ConfigurationError(
                 f"fedavg's participation table asks for cohorts of {smallest}; the study's min_cohort is"
                 f" {study.privacy.min_cohort}.",
-                f"Set privacy.min_cohort = {max(2, smallest)} if the sites' policies allow it, or ask for larger cohorts.",
+                f"Set privacy.min_cohort = {smallest} if the sites' policies allow it, or ask for larger cohorts.",
             )
 
     def compute(self, federation: Federation) -> Result:

@@ -7,7 +7,7 @@ a reconnect loses nothing). Nothing here waits, sends or stores, except through 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from hmac import compare_digest
 from typing import Any, NamedTuple
@@ -89,6 +89,7 @@ class StudyMachine:
         self._waits, self._clock, self._journal = waits, clock, journal
         self._away: int | None = None  # since when a complete sum or a decision cannot be stored
         self._deadline = self._steady() + min(waits.enrol, study.expires - clock())
+        self.told = 0  # the last round of whose release its members are told
         self._saved = self._decided()
         self._unsaved = False  # whether a decision is not stored yet
         self._replay = Replay()
@@ -467,9 +468,18 @@ class StudyMachine:
         current.forget()
         self._tell_released(*current.present, current.cohort)
 
+    def released_before(self, releases: Mapping[int, KeptRelease]) -> None:
+        """Releases, by round, that were stored before the study's end is: their members have paid, and must hear of them."""
+        for number, release in releases.items():
+            last = self.rounds[-1] if self.rounds else None
+            if last is not None and last.number == number and last.phase is not RoundPhase.RELEASED:
+                self.released(last)
+            self._tell_released(number, release.attempt, release.cohort)
+
     def _tell_released(self, number: int, attempt: int, cohort: Sequence[str]) -> None:
         for name in cohort:
             self.seats[name].released.add((number, attempt))
+        self.told = max(self.told, number)
 
     # -- after a restart ---------------------------------------------------------------------------------------------------
 
@@ -525,6 +535,7 @@ class StudyMachine:
         now, state = self._steady(), kept.state
         self.refusals = [(name, code, number) for name, code, number in state.get("refusals", ())]
         load_seats(self.seats, state.get("seats", {}))
+        self.told = max(0, state.get("round", 0) - 1)  # of that round seats may not know yet
         self.members.restore(kept)
         self.phase = StudyPhase(state.get("phase", StudyPhase.ENROLLING.value))
         for seat in self.seats.values():

@@ -38,7 +38,7 @@ _OF_A_STUDY = (SUM_PIECES, RELEASE_PIECES, CONSENTS, SUMS, RELEASES, MEMBERS, RO
 
 
 @dataclass(frozen=True)
-class EndedStudy:
+class HeldStudy:
     """A study that the coordinator holds.
 
     Attributes:
@@ -75,7 +75,7 @@ def open_holdings(config: CoordinatorConfig) -> Iterator[tuple[Database, Path]]:
         yield database, config.state / "results"
 
 
-def held_studies(database: Database, results: Path) -> list[EndedStudy]:
+def held_studies(database: Database, results: Path) -> list[HeldStudy]:
     """All studies that a coordinator holds, oldest first, but for those of a version that wrote them in another way."""
     columns = (STUDIES.c.digest, STUDIES.c.object, STUDIES.c.analyst, STUDIES.c.submitted, STUDIES.c.phase, STUDIES.c.status)
     with database.reading() as connection:
@@ -97,12 +97,12 @@ def held_studies(database: Database, results: Path) -> list[EndedStudy]:
         files = [path for path in (results / digest.hex()).rglob("*") if path.is_file()]
         size = sizes.get(digest, 0) + sum(path.stat().st_size for path in files)
         found.append(
-            EndedStudy(digest, study.name, row.analyst, row.submitted, study.expires, row.phase, row.status is None, size)
+            HeldStudy(digest, study.name, row.analyst, row.submitted, study.expires, row.phase, row.status is None, size)
         )
     return found
 
 
-def find_study(studies: Sequence[EndedStudy], wanted: str) -> EndedStudy:
+def find_study(studies: Sequence[HeldStudy], wanted: str) -> HeldStudy:
     """The study whose digest begins with these hexadecimal digits.
 
     Raises:
@@ -115,7 +115,7 @@ def find_study(studies: Sequence[EndedStudy], wanted: str) -> EndedStudy:
     return matching[0]
 
 
-def archive_study(database: Database, results: Path, study: EndedStudy, target: Path) -> Path:
+def archive_study(database: Database, results: Path, study: HeldStudy, target: Path) -> Path:
     """Copy all that is to be kept of a study that is over: result, proof, and what was shown of it.
 
     `veilsum study verify` takes the folder of a study that has finished. Nothing is deleted.
@@ -161,7 +161,7 @@ def archive_study(database: Database, results: Path, study: EndedStudy, target: 
     return place
 
 
-def delete_study(database: Database, results: Path, study: EndedStudy, now: int, *, proofs: Path | None = None) -> Path | None:
+def delete_study(database: Database, results: Path, study: HeldStudy, now: int, *, proofs: Path | None = None) -> Path | None:
     """Delete a study that is over and has expired: the signed study, its sums, decisions, result and checkpoints.
 
     The mirror stays as it is: its receipts say that and what sums were released, as every site's ledger does. A running
@@ -200,7 +200,7 @@ def delete_study(database: Database, results: Path, study: EndedStudy, now: int,
     return kept
 
 
-def retire(database: Database, results: Path, now: int, days: int, *, proofs: Path | None) -> list[EndedStudy]:
+def retire(database: Database, results: Path, now: int, days: int, *, proofs: Path | None) -> list[HeldStudy]:
     """Delete every study that expired ``days`` ago or earlier; returns those that were deleted."""
     ended = due_studies(held_studies(database, results), now, days)
     for item in ended:
@@ -208,7 +208,7 @@ def retire(database: Database, results: Path, now: int, days: int, *, proofs: Pa
     return ended
 
 
-def due_studies(studies: Sequence[EndedStudy], now: int, days: int) -> list[EndedStudy]:
+def due_studies(studies: Sequence[HeldStudy], now: int, days: int) -> list[HeldStudy]:
     """Those of some studies that are over and expired ``days`` ago or earlier."""
     return [item for item in studies if not item.running and now >= item.expires + 86400 * days]
 

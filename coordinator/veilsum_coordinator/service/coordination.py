@@ -163,7 +163,7 @@ class Coordination(CoordinationServicer):
             while self._sessions.get(name) is session and not self._closing:
                 session.waker.clear()
                 for directive in session.news(self._hub.directives(name)):
-                    yield self._hub.enclose(name, directive)
+                    yield self._hub.objects.enclose(name, directive)
                 try:
                     async with asyncio.timeout(PING_SECONDS):
                         await session.waker.wait()
@@ -183,7 +183,7 @@ class Coordination(CoordinationServicer):
 
     async def _messages(self, name: str, request: pb.FetchRequest, key: bytes) -> Iterable[bytes]:
         def fetch() -> Iterable[bytes]:
-            return self._hub.messages(name, request.kind, key, request.round, request.attempt)
+            return self._hub.objects.messages(name, request.kind, key, request.round, request.attempt)
 
         return await self._hub.journal.outage.call(fetch) if request.kind in FROM_DATABASE else fetch()
 

@@ -6,7 +6,7 @@ All else is read from the database when it is asked for, so a coordinator holds 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from veilsum_coordinator.protocol.directives import closing_directives
 from veilsum_coordinator.protocol.members import MemberState, StudyPhase
@@ -43,6 +43,11 @@ class EndedStudy:
         self._status = zlib.compress(status.SerializeToString(), 1)  # it names each round's cohort
 
     @property
+    def mark(self) -> bytes:
+        """Another one after each :meth:`show` of something else."""
+        return self._status
+
+    @property
     def status(self) -> pb.StudyStatus:
         """What is shown of it."""
         return pb.StudyStatus.FromString(zlib.decompress(self._status))
@@ -63,11 +68,6 @@ class EndedStudy:
         seat.confirm(kind, number, attempt)
         if seat.done:
             self.seats.pop(name, None)
-
-    def released(self, number: int, attempt: int, cohort: Collection[str]) -> None:
-        """A release was stored before the study's end was, and is told only now."""
-        for name in cohort:
-            self.seats.setdefault(name, MemberState(name, ended=True)).released.add((number, attempt))
 
     def check_invited(self, name: str) -> None:
         """Insist that the study had invited a participant.

@@ -1,10 +1,10 @@
-"""What the participants of a study fetch, serialised. Nothing here locks: the hub does (:mod:`.hub`)."""
+"""What the participants of a study fetch, serialised. Nothing here locks: who asks does (:mod:`.fetching`)."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
-from veilsum_coordinator.service.status import StudyEntry
+from veilsum_coordinator.service.table import StudyEntry
 from veilsum_coordinator.storage.messages import answers_object, box_message, fixed_object, receipt_message, roster_object
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.ledger.mirror import Mirror
@@ -47,7 +47,7 @@ class Objects:
             raise HostileInput("The caller is not invited to that study.")
         if kind == pb.OBJECT_KIND_STUDY:
             shown = pb.StudyObject()
-            shown.CopyFrom(entry.object)
+            shown.CopyFrom(entry.signed)
             shown.seconds_left = machine.enrolment_seconds
             return [shown.SerializeToString()]
         if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:

@@ -191,7 +191,7 @@ class HubFederation(StoredFederation):
         if 8 * size >= LONG:
             give_back_freed()
         shown = current.total.shown
-        self._hub.journal.outage.wait(lambda: self._hub.keep_release(self._key, current.number, shown))
+        self._hub.journal.outage.wait(lambda: self._hub.objects.keep_release(self._key, current.number, shown))
         if 8 * size >= LONG:
             give_back_freed()
         self._hub.released(self._key, self._machine, current)
@@ -241,6 +241,8 @@ class HubFederation(StoredFederation):
             return
         for old in sorted(directory.parent.iterdir())[:-MOST_CHECKPOINTS]:
             shutil.rmtree(old)
+        with self._hub.changing(self._key):  # who watches the study is shown it
+            pass
 
     def _spent(self) -> tuple[int, float | None]:
         """Releases so far, and their epsilon."""

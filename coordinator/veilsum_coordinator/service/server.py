@@ -246,7 +246,8 @@ class CoordinatorServer:
         results = config.state / "results"
         sessions = Coordination(self.hub, guard, self._clock)
         add_CoordinationServicer_to_server(sessions, server)
-        add_StudiesServicer_to_server(Studies(self.hub, guard, results, self._clock), server)
+        studies = Studies(self.hub, guard, results, self._clock)
+        add_StudiesServicer_to_server(studies, server)
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME, "grpc.health.v1.Health"), server)
@@ -275,17 +276,18 @@ class CoordinatorServer:
         finally:
             self._serving = False
             renewing.cancel()
-            await self._stop(server, health, sessions, supervisor)
+            await self._stop(server, health, (sessions, studies), supervisor)
 
     async def _stop(
-        self, server: grpc.aio.Server, health: HealthServicer, sessions: Coordination, supervisor: Supervisor
+        self, server: grpc.aio.Server, health: HealthServicer, services: tuple[Coordination, Studies], supervisor: Supervisor
     ) -> None:
         """Take no more calls, end the sessions, let what is being written become durable; within some seconds."""
         LOG.info("stopping: sessions are closed, running studies continue at the next start", extra=about("stopping"))
         self.hub.stopping = True
         self.hub.journal.outage.stop()
         await health.enter_graceful_shutdown()
-        sessions.close()
+        for service in services:
+            service.close()
         await server.stop(grace=CALLS_SECONDS)
         await asyncio.to_thread(supervisor.stop)
         await asyncio.to_thread(self._close, WRITES_SECONDS)

@@ -1,13 +1,11 @@
 """What is shown of a study to analysts and operators: phases, names, counts and times; never a value."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from veilsum_coordinator.protocol.machine import MOST_REFUSALS, StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.service.table import StudyEntry
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -25,49 +23,12 @@ _ROUND_SHARE = {
 }
 
 
-class StudyTally:
-    """Counts a study's releases, each ended round once.
-
-    A release counts for the members of its cohort. As many of a label are done as the participant with the most of them took
-    part in, which is what its declaration bounds and what the study has cost nobody more than.
-    """
-
-    def __init__(self) -> None:
-        self._seen = 0
-        self._by_member: dict[str, Counter[str]] = {}
-
-    def releases(self, rounds: Sequence[Round]) -> dict[str, int]:
-        """Releases so far by label; ``rounds`` are the study's, ended ones before the present one.
-
-        Of a study that is over the first ones may be missing; they were counted.
-        """
-        for ended in rounds[self._seen + 1 - rounds[0].number :] if rounds else ():
-            if ended.phase not in (RoundPhase.RELEASED, RoundPhase.FAILED):
-                break
-            if ended.phase is RoundPhase.RELEASED:
-                self._by_member.setdefault(ended.label, Counter()).update(ended.cohort)
-            self._seen = ended.number
-        return {label: max(counts.values()) for label, counts in self._by_member.items()}
-
-
 def spent_epsilon(study: Study, releases: dict[str, int] | None = None) -> float | None:
     """Epsilon of so many releases of each label, or of all that are declared; None without noise."""
     if study.privacy.noise == "none":
         return None
     epsilon = study_epsilon(study, study.privacy.delta, releases)
     return epsilon if math.isfinite(epsilon) else None
-
-
-@dataclass
-class StudyEntry:
-    """A study that is not over, or whose end is not stored: its machine and what is shown of it."""
-
-    machine: StudyMachine
-    object: pb.StudyObject
-    analyst: str
-    submitted: int
-    results: list[str] = field(default_factory=list)
-    tally: StudyTally = field(default_factory=StudyTally, repr=False)
 
 
 def progress(machine: StudyMachine, released: int) -> float:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -29,10 +30,42 @@ MOST_BYTES = MAX_MESSAGE_BYTES // 2
 STORED_SECONDS = 0.1
 """How often it is looked whether an end is durable, while the database is away."""
 
+LEAST_SECONDS, LOOK_SECONDS = 0.1, 1.0
+"""Who watches a study is shown it so often at most; and so often it is looked whether bytes came, which wake nobody."""
+
 _NOT_STORED = (
     "The study is stopped, but its end is not stored because the database is unreachable. Abort it again once the database is"
     " back: otherwise it would continue after a restart of the coordinator."
 )
+
+
+class _Watchers:
+    """Wakes those who watch studies after a change, whichever thread made it; they live in the loop that this is made in."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._loop, self._wakers, self._due = asyncio.get_running_loop(), set[asyncio.Event](), False
+        hub.listen(self._changed)
+
+    @contextmanager
+    def waker(self) -> Iterator[asyncio.Event]:
+        """An event that is set after every change."""
+        waker = asyncio.Event()
+        self._wakers.add(waker)
+        try:
+            yield waker
+        finally:
+            self._wakers.discard(waker)
+
+    def wake(self) -> None:
+        """Let all look."""
+        self._due = False  # what changes from here on wakes them again
+        for waker in self._wakers:
+            waker.set()
+
+    def _changed(self, _: str | None) -> None:
+        if self._wakers and not self._due and not self._loop.is_closed():
+            self._due = True
+            self._loop.call_soon_threadsafe(self.wake)
 
 
 class Studies(StudiesServicer):
@@ -40,11 +73,16 @@ class Studies(StudiesServicer):
 
     def __init__(self, hub: Hub, guard: Guard, results: Path, clock: Callable[[], int]) -> None:
         self._hub, self._guard, self._results, self._clock = hub, guard, results, clock
+        self._watchers = _Watchers(hub)
+
+    def close(self) -> None:
+        """Tell those who watch that the process is about to stop."""
+        self._watchers.wake()
 
     def _permitted(self, key: bytes, context: Context) -> bytes:
         """A study's digest, of a study that the caller may see."""
         caller = self._guard.caller(context, READERS)
-        if caller.role is Role.ANALYST and self._hub.status(key).analyst != caller.name:
+        if caller.role is Role.ANALYST and self._hub.shown.analyst(key) != caller.name:
             raise WrongRole("The study belongs to another analyst.")
         return key
 
@@ -81,13 +119,13 @@ class Studies(StudiesServicer):
         caller = self._guard.caller(context, READERS)
         analyst = None if caller.role is Role.OPERATOR else caller.name
         shown, more = await asyncio.to_thread(
-            self._hub.listed, analyst, begins=request.begins, before=request.before, most=MOST_BYTES
+            self._hub.shown.page, analyst, begins=request.begins, before=request.before, most=MOST_BYTES
         )
         return pb.ListReply(studies=shown, more=more)
 
     def _status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study, with the checkpoints that lie on disk: a restarted coordinator still has them."""
-        status, rounds = self._hub.status(key), saved_checkpoints(self._results, key)
+        status, rounds = self._hub.shown.status(key), saved_checkpoints(self._results, key)
         if not rounds:
             return status
         shown = pb.StudyStatus()
@@ -102,18 +140,27 @@ class Studies(StudiesServicer):
     @guarded_stream
     async def Watch(self, request: pb.ShowRequest, context: Context) -> AsyncIterator[pb.StudyStatus]:
         key = self._permitted(request.study, context)
+        seen: int | bytes | None = None
         shown = b""
-        while True:
-            status = self._status(key)
-            now = status.SerializeToString(deterministic=True)
-            if now != shown:
-                yield status
-                shown = now
-            if status.phase in ("failed", "aborted") or (status.phase == "finished" and status.results):
-                return
-            if self._hub.stopping:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
-            await asyncio.sleep(0.1)
+        with self._watchers.waker() as waker:
+            while True:
+                waker.clear()
+                if (
+                    mark := self._hub.shown.mark(key)
+                ) != seen:  # taken first, so that what changes meanwhile is seen next time
+                    seen, status = mark, self._status(key)
+                    now = status.SerializeToString(deterministic=True)
+                    if now != shown:
+                        yield status
+                        shown = now
+                    if status.phase in ("failed", "aborted") or (status.phase == "finished" and status.results):
+                        return
+                if self._hub.stopping:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
+                await asyncio.sleep(LEAST_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await waker.wait()
 
     @guarded
     async def Abort(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
@@ -149,7 +196,7 @@ class Studies(StudiesServicer):
     @guarded_stream
     async def Result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         key = self._permitted(request.study, context)
-        directory, names = self._results / key.hex(), list(self._hub.status(key).results)
+        directory, names = self._results / key.hex(), list(self._hub.shown.status(key).results)
         if request.checkpoint:
             directory, names = checkpoint_directory(self._results, key, request.checkpoint), [MANIFEST, ARRAYS]
         if request.file.startswith(f"{FOLDER}/") and names and not request.checkpoint:

@@ -40,11 +40,13 @@ from veilsum_coordinator.storage.records import (
     ROUNDS,
     SUMS,
     KeptProof,
+    KeptRelease,
     KeptStudy,
     RoundStart,
     answers_text,
     boxes_data,
     read_kept,
+    read_kept_releases,
     read_state,
     write_boxes,
     write_end,
@@ -288,16 +290,28 @@ class SqlJournal:
         """
         self._write(lambda connection: write_progress(connection, study, state, begun, sealed=sealed))
 
-    def end_study(self, key: bytes, state: dict[str, Any], **values: Any) -> None:
-        """Store a study's outcome (phase, reason, status) and drop what it needs no longer."""
+    def end_study(self, key: bytes, state: dict[str, Any], *, told: int = 0, **values: Any) -> dict[int, KeptRelease]:
+        """Store a study's outcome (phase, reason, status) and drop what it needs no longer.
 
-        def work(connection: Connection) -> None:
+        Args:
+            told: the last round of whose release its members are told by this state, or were before; 0 for none.
+
+        Returns:
+            Releases of later rounds, by round. If there are any, nothing is stored: their members are to be told as well.
+        """
+
+        def work(connection: Connection) -> dict[int, KeptRelease]:
+            if later := read_kept_releases(connection, key, told):
+                return later
             new = or_(STUDIES.c.status.is_(None), STUDIES.c.status != values["status"])
             connection.execute(update(STUDIES).where(STUDIES.c.digest == key, new).values(**values))
             write_end(connection, key, state)
+            return {}
 
-        self._write(work)
-        self._sealed = {place: digest for place, digest in self._sealed.items() if place[0] != key}
+        later = self._write(work)
+        if not later:
+            self._sealed = {place: digest for place, digest in self._sealed.items() if place[0] != key}
+        return later
 
     def revise_state(self, study: bytes, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Put something else in the place of the decisions that are kept of a study; nothing of one that was deleted.

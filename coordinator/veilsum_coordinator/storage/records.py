@@ -338,9 +338,7 @@ def read_state(connection: Connection, study: bytes) -> dict[str, Any]:
 def read_kept(connection: Connection, study: bytes) -> KeptStudy:
     """All that is kept of a study that runs."""
     members = connection.execute(select(MEMBERS).where(MEMBERS.c.study == study)).mappings().all()
-    columns = [column for column in RELEASES.c if column.name not in ("values", "proof")]
-    found = connection.execute(select(*columns).where(RELEASES.c.study == study)).mappings()
-    releases = {row["round"]: row for row in found}
+    releases = read_kept_releases(connection, study, 0)
     rounds = connection.execute(select(ROUNDS).where(ROUNDS.c.study == study).order_by(ROUNDS.c.round)).mappings()
     state = read_state(connection, study)
     sealed = [row for row in members if row["boxes"] is not None and state.get("protocol") == PROTOCOL]
@@ -353,11 +351,17 @@ def read_kept(connection: Connection, study: bytes) -> KeptStudy:
     )
 
 
-def _round(connection: Connection, row: RowMapping, release: RowMapping | None) -> KeptRound:
+def read_kept_releases(connection: Connection, study: bytes, after: int) -> dict[int, KeptRelease]:
+    """Releases of a study's rounds after a given one, by round."""
+    columns = (RELEASES.c.round, RELEASES.c.attempt, RELEASES.c.cohort, RELEASES.c.time)
+    found = connection.execute(select(*columns).where(RELEASES.c.study == study, RELEASES.c.round > after))
+    return {row.round: KeptRelease(row.attempt, tuple(json.loads(row.cohort)), row.time) for row in found}
+
+
+def _round(connection: Connection, row: RowMapping, release: KeptRelease | None) -> KeptRound:
     start = RoundStart.parse(row)
     if release is not None:
-        cohort = tuple(json.loads(release["cohort"]))
-        return KeptRound(start, release=KeptRelease(release["attempt"], cohort, release["time"]))
+        return KeptRound(start, release=release)
     return KeptRound(start, sum=_sum(connection, row["study"], start.assignment))
 
 

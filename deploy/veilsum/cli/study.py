@@ -14,6 +14,7 @@ from veilsum.cli.display import print_fault, print_result, print_study, print_ve
 from veilsum.progress import follow
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
+from veilsum_node.process.imports import loading
 
 if TYPE_CHECKING:
     from veilsum.compile import StudyRequest
@@ -57,7 +58,8 @@ def plan(
         raise Misuse("An error is a share of the expected size, above 0 and at most 1.", "For example --error 0.1.")
     request = _load(file)
     if participants is not None:
-        from veilsum.drafts import plan_offline
+        with loading():
+            from veilsum.drafts import plan_offline
 
         planned = plan_offline(request, participants, error)
     else:
@@ -339,7 +341,8 @@ def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple
 
 
 def _load(file: Path) -> StudyRequest:
-    from veilsum.compile import load_study_request
+    with loading():
+        from veilsum.compile import load_study_request
 
     return load_study_request(file)
 

@@ -66,7 +66,7 @@ class LocalCoordinator:
 
     def list(self) -> builtins.list[StudyInfo]:
         """All studies, oldest first."""
-        return [StudyInfo.parse(status) for status in self._local.hub.list()]
+        return [StudyInfo.parse(status) for status in self._local.hub.shown.all()]
 
     def find(self, prefix: str) -> bytes:
         """As :meth:`veilsum.remote.Remote.find`."""
@@ -75,7 +75,7 @@ class LocalCoordinator:
     def show(self, study: bytes) -> StudyInfo:
         """A study's state, with the models that it kept on its way."""
         shown = pb.StudyStatus()
-        shown.CopyFrom(self._local.hub.status(study))
+        shown.CopyFrom(self._local.hub.shown.status(study))
         shown.checkpoints.extend(saved_checkpoints(self._results, study))
         return StudyInfo.parse(shown)
 
@@ -86,18 +86,17 @@ class LocalCoordinator:
 
     def watch(self, study: bytes) -> Iterator[StudyInfo]:
         """Yield the study's state at every change until it is over."""
-        hub, shown = self._local.hub, None
+        hub, seen, shown = self._local.hub, None, None
         while True:
+            if (mark := hub.shown.mark(study)) != seen:
+                seen, info = mark, self.show(study)
+                if info != shown:
+                    yield info
+                    shown = info
+                if info.over and (info.phase != "finished" or info.results):
+                    return
             with hub.changed:
-                seen = hub.changes
-            info = self.show(study)
-            if info != shown:
-                yield info
-                shown = info
-            if info.over and (info.phase != "finished" or info.results):
-                return
-            with hub.changed:
-                if seen == hub.changes:
+                if hub.shown.mark(study) == seen:
                     hub.changed.wait(timeout=CHANGE_SECONDS)
 
     def fetch(self, study: bytes, directory: Path, *, proof: bool = True) -> Result:

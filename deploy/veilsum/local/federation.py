@@ -46,7 +46,7 @@ class LocalChannel:
         return self.coordinator_certificate != former
 
     def fetch(self, kind: ObjectKind, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
-        return self._hub.fetch(self._name, cast(pb.ObjectKind.ValueType, kind), study, number, attempt)
+        return self._hub.objects.fetch(self._name, cast(pb.ObjectKind.ValueType, kind), study, number, attempt)
 
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._hub.enrol(self._name, study, enrolment)
@@ -131,7 +131,7 @@ class LocalFederation:
             StateError: the study failed or cannot go on, or its projection is not found.
         """
         if (entry := self.hub.studies.get(key)) is None:
-            status = self.hub.status(key)
+            status = self.hub.shown.status(key)
             raise StateError(f"The study is {status.phase}: {status.reason}.")
         machine = entry.machine
         while machine.phase in (StudyPhase.ENROLLING, StudyPhase.SEALING):
@@ -158,7 +158,7 @@ class LocalFederation:
         while not self.hub.stored(key) and time.monotonic() < until:
             time.sleep(0.05)
             self.step()
-        status = self.hub.status(key)
+        status = self.hub.shown.status(key)
         if status.phase != StudyPhase.FINISHED.value:
             raise StateError(f"The study {study.name!r} {status.phase}: {status.reason}.")
         return status

@@ -20,7 +20,7 @@ from veilsum_privacy.backup.commands import add_operations, require_file, show_c
 
 if TYPE_CHECKING:
     from veilsum_coordinator.protocol.settings import CoordinatorConfig
-    from veilsum_coordinator.results.retirement import EndedStudy
+    from veilsum_coordinator.results.retirement import HeldStudy
     from veilsum_node.database import Database
     from veilsum_node.overrides import Loaded
     from veilsum_node.process.check import Check
@@ -130,7 +130,7 @@ def retire(
 
 
 @contextmanager
-def _held(config: Path, wanted: str) -> Iterator[tuple[Database, Path, EndedStudy]]:
+def _held(config: Path, wanted: str) -> Iterator[tuple[Database, Path, HeldStudy]]:
     """The coordinator's database, the folder of its results, and a study that it holds."""
     from veilsum_coordinator.results.retirement import find_study, held_studies, open_holdings
 

@@ -175,7 +175,7 @@ def _encrypted(simulation: Simulation, dealt: Deal, clock: Callable[[], int]) ->
             key = local.submit(study, analyst)
             run_study(local.hub, key, WatchedFederation(local.prepare(key, results), watch(study)), results)
             local.settle()
-            status = local.hub.status(key)
+            status = local.hub.shown.status(key)
             if status.phase != StudyPhase.FINISHED.value:
                 raise StateError(f"The study {study.name!r} {status.phase}: {status.reason}.")
             seconds = time.monotonic() - started

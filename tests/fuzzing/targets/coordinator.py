@@ -98,7 +98,7 @@ class Coordinator(Target):
         if self.studies % 10 == 0:
             stage.bring_to("contributing")  # among its members are those in whose names all that came
             stage.bring_to("over")
-            if (found := stage.hub.status(stage.key)).phase != StudyPhase.FINISHED.value:
+            if (found := stage.hub.shown.status(stage.key)).phase != StudyPhase.FINISHED.value:
                 raise Unexpected(f"an honest study {found.phase}: {found.reason}")
         stage.bring_to(phase)
         self.next = stage.next_calls()
@@ -119,4 +119,4 @@ class Coordinator(Target):
             stage.hub.tick()
             for name in NAMES:
                 stage.hub.directives(name)
-            stage.hub.status(stage.key).SerializeToString()
+            stage.hub.shown.status(stage.key).SerializeToString()

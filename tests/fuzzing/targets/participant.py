@@ -71,7 +71,7 @@ class Participant(Target):
         current = stage.hub.studies[stage.key].machine.round
         number, attempt = current.present if current is not None else (0, 0)
         try:
-            whole = stage.hub.fetch("a", kind, stage.key, number, attempt)  # type: ignore[arg-type]
+            whole = stage.hub.objects.fetch("a", kind, stage.key, number, attempt)  # type: ignore[arg-type]
         except HostileInput:
             whole = b""
         if kind not in OBJECTS or rng.random() < 0.3:
