@@ -141,8 +141,20 @@ def test_consents_are_fresh_for_each_attempt(attack: Adversary) -> None:
     _is_noise(attack, consents)
 
 
+def _as_own(attack: Adversary, name: str, receipts: list[SignedReceipt]) -> list[SignedReceipt]:
+    """Receipts as a site writes them anew: as if all had been signed for its own release."""
+    own = parse_receipt(attack.payloads[name, 1].receipt.body)
+    return [
+        SignedReceipt(
+            replace(parse_receipt(item.body), context=own.context, cohort_size=own.cohort_size).to_bytes(), item.signature
+        )
+        for item in receipts
+    ]
+
+
 def test_another_broadcast_to_one_site(attack: Adversary) -> None:
-    """One site is shown another model: its context is another, its receipt says so, nobody consents; forced, it is noise."""
+    """One site is shown another model: its context is another, and whatever a coordinator signs of that, nobody consents;
+    forced, it is noise."""
     other = encode_broadcast({"model": np.ones(3)})
     honest = attack.assignment()
     for name in ("a", "b", "c"):
@@ -152,13 +164,17 @@ def test_another_broadcast_to_one_site(attack: Adversary) -> None:
     assert context_of(receipts[3]) != context_of(receipts[0])
     for name in NAMES:
         assert attack.ask_check(name, receipts).refused is RefusalCode.RECEIPT
+    # signed as each site would read it, everybody answers: a challenge of its own context
+    answers = [CheckAnswer(*attack.ask_check(name, _as_own(attack, name, receipts)).values[3:]) for name in NAMES]
+    for name in NAMES:
+        assert attack.ask_consent(name, answers).refused is RefusalCode.CHECK
         assert attack.charges(name) == 0
     # even with all four consents, which no site gave, the pairwise masks do not cancel
     _is_noise(attack, [attack.consent_of(name) for name in NAMES])
 
 
 def test_another_cohort_to_one_site(attack: Adversary) -> None:
-    """d is told of four, the others of three: d's payload adds nothing that cancels."""
+    """d is told of four, the others of three: d's payload adds nothing that cancels, and no answer of theirs is one to d."""
     small = attack.assignment(("a", "b", "c"))
     for name in ("a", "b", "c"):
         attack.assign(name, small)
@@ -166,6 +182,14 @@ def test_another_cohort_to_one_site(attack: Adversary) -> None:
     receipts = attack.receipts()
     assert attack.ask_check("d", receipts).refused is RefusalCode.RECEIPT
     assert attack.ask_check("a", receipts).refused is RefusalCode.RECEIPT
+    answers = [
+        CheckAnswer(*attack.ask_check(name, _as_own(attack, name, receipts[: 4 if name == "d" else 3])).values[3:])
+        for name in NAMES
+    ]
+    assert attack.ask_consent("d", answers).refused is RefusalCode.CHECK
+    for name in "abc":
+        assert attack.ask_consent(name, answers).refused is RefusalCode.CHECK
+    assert [attack.charges(name) for name in NAMES] == [0] * 4
     _is_noise(attack, [attack.consent_of(name) for name in NAMES])
 
 

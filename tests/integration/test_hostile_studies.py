@@ -434,7 +434,7 @@ def test_expired_certificate_of_a_member(attack: Adversary) -> None:
     attack.use(altered(attack.study, expires=attack.study.created + 3660 * 86400))
     attack.set_up()
     attack.bed.clock.now += 3654 * 86400
-    assert attack.assign("a", attack.assignment()).call == "refuse"
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.ROSTER
     assert attack.kinds("a")["reserve"] == 0
 
 
