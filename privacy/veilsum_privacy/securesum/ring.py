@@ -90,15 +90,3 @@ RING_2048_LARGE = RingParameters(2048, 2251799813640193, 274877906899, 4096)
 RING_4096_LARGE = RingParameters(4096, 1152921504606830593, 140737488355213, 4096)
 
 RINGS = (RING_2048_FEW, RING_4096_FEW, RING_2048, RING_4096, RING_2048_LARGE, RING_4096_LARGE)
-
-
-def known_ring(degree: int, prime: int, plain_modulus: int) -> RingParameters:
-    """The parameter set of these numbers; there are no others.
-
-    Raises:
-        Misuse: none of the sets.
-    """
-    for ring in RINGS:
-        if (ring.degree, ring.prime, ring.plain_modulus) == (degree, prime, plain_modulus):
-            return ring
-    raise Misuse("Those are not parameters of this protocol: degree and moduli come from a fixed list.")
