@@ -25,7 +25,8 @@ from support.randomness import RARE
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.ledger.countersigning import part_of_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, whole_receipts
 from veilsum_privacy.securesum.boxes import pair_seed
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.key_shares import self_masks
@@ -144,12 +145,8 @@ def test_consents_are_fresh_for_each_attempt(attack: Adversary) -> None:
 def _as_own(attack: Adversary, name: str, receipts: list[SignedReceipt]) -> list[SignedReceipt]:
     """Receipts as a site writes them anew: as if all had been signed for its own release."""
     own = parse_receipt(attack.payloads[name, 1].receipt.body)
-    return [
-        SignedReceipt(
-            replace(parse_receipt(item.body), context=own.context, cohort_size=own.cohort_size).to_bytes(), item.signature
-        )
-        for item in receipts
-    ]
+    names = tuple(parse_receipt(item.body).participant for item in receipts)
+    return list(whole_receipts(tuple(map(part_of_receipt, receipts)), own, names))
 
 
 def test_another_broadcast_to_one_site(attack: Adversary) -> None:
