@@ -862,13 +862,10 @@ class SealedBox(_message.Message):
 
     SENDER_FIELD_NUMBER: _builtins.int
     RECIPIENT_FIELD_NUMBER: _builtins.int
-    PURPOSE_FIELD_NUMBER: _builtins.int
     CIPHERTEXT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     recipient: _builtins.str
-    purpose: _builtins.str
-    """pair-share"""
     ciphertext: _builtins.bytes
     """at most 256 KiB"""
     signature: _builtins.bytes
@@ -877,13 +874,12 @@ class SealedBox(_message.Message):
         *,
         sender: _builtins.str = ...,
         recipient: _builtins.str = ...,
-        purpose: _builtins.str = ...,
         ciphertext: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ciphertext", b"ciphertext", "purpose", b"purpose", "recipient", b"recipient", "sender", b"sender", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ciphertext", b"ciphertext", "recipient", b"recipient", "sender", b"sender", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -377,7 +377,7 @@ KINDS = (
 @given(st.data(), st.sampled_from(KINDS))
 def test_a_participant_refuses_objects_that_are_none(world: World, data: st.DataObject, kind: int) -> None:
     """Roster, boxes, receipts, sum, study: arbitrary bytes end in one refusal, and nothing is answered."""
-    boxes = pb.BoxesObject(boxes=[pb.SealedBox(sender="b", recipient="a", purpose="pair-share", ciphertext=bytes(64))])
+    boxes = pb.BoxesObject(boxes=[pb.SealedBox(sender="b", recipient="a", ciphertext=bytes(64))])
     roster = pb.RosterObject(
         enrolments=[
             pb.SignedEnrolment(certificate=e.certificate, body=e.body, signature=e.signature) for e in world.enrolments

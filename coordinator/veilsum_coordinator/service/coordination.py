@@ -13,7 +13,7 @@ from veilsum_node.addresses import peer_host
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CHECKS
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import PROTOCOL_VERSIONS, SOFTWARE
@@ -286,11 +286,7 @@ class Coordination(CoordinationServicer):
 
 
 def _box(message: pb.SealedBox) -> Box:
-    try:
-        purpose = Purpose(message.purpose)
-    except ValueError as error:
-        raise HostileInput("A box has an unknown purpose.") from error
     ciphertext = _bounded(message.ciphertext, MAX_BOX_BYTES, "sealed box")
     if len(message.sender) > 64 or len(message.recipient) > 64 or len(message.signature) > MAX_SIGNATURE_BYTES:
         raise HostileInput("A box's names or signature are larger than allowed.")
-    return Box(message.sender, message.recipient, purpose, ciphertext, message.signature)
+    return Box(message.sender, message.recipient, ciphertext, message.signature)

@@ -190,7 +190,6 @@ class SealedBox(Message):
     grows: ClassVar[bool] = True
     sender: str = text(2, LONGEST_NAME)
     recipient: str = text(3, LONGEST_NAME)
-    purpose: str = text(4, LONGEST_NAME)
     ciphertext: bytes = octets(5, CHUNK_BYTES)
     signature: bytes = octets(6, SIGNATURE)
 

@@ -93,11 +93,7 @@ class GrpcChannel:
         size = 0
         for box in request.boxes:
             message = pb.SealedBox(
-                sender=box.sender,
-                recipient=box.recipient,
-                purpose=box.purpose,
-                ciphertext=box.ciphertext,
-                signature=box.signature,
+                sender=box.sender, recipient=box.recipient, ciphertext=box.ciphertext, signature=box.signature
             )
             if size + message.ByteSize() > CHUNK_BYTES:
                 messages.append(pb.SealedBoxes())

@@ -192,9 +192,7 @@ class SiteChannel:
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         """Deliver sealed boxes; none is an answer too."""
-        sealed = tuple(
-            says.SealedBox(box.sender, box.recipient, box.purpose.value, box.ciphertext, box.signature) for box in boxes
-        )
+        sealed = tuple(says.SealedBox(box.sender, box.recipient, box.ciphertext, box.signature) for box in boxes)
         self._ask(says.Seal(study=study, boxes=sealed))
 
     def ready(self, study: bytes) -> None:
