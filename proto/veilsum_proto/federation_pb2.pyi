@@ -518,7 +518,7 @@ class MemberReceipt(_message.Message):
     CONSENT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
-    """32 bytes, as are head and consent"""
+    """32 bytes, as are head and consent; empty in an upload"""
     number: _builtins.int
     head: _builtins.bytes
     consent: _builtins.bytes
@@ -972,8 +972,8 @@ class UploadChunk(_message.Message):
     data: _builtins.bytes
     """index 0: the key share; from 1: coefficients, 8 polynomials' worth but for the last piece"""
     @_builtins.property
-    def receipt(self) -> Global___SignedReceipt:
-        """last chunk only, without data"""
+    def receipt(self) -> Global___MemberReceipt:
+        """last chunk only, without data; its payload is left out, for it is what was received"""
 
     @_builtins.property
     def seen(self) -> _containers.RepeatedCompositeFieldContainer[Global___Seen]:
@@ -987,7 +987,7 @@ class UploadChunk(_message.Message):
         attempt: _builtins.int = ...,
         index: _builtins.int = ...,
         data: _builtins.bytes = ...,
-        receipt: Global___SignedReceipt | None = ...,
+        receipt: Global___MemberReceipt | None = ...,
         seen: _abc.Iterable[Global___Seen] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015

@@ -32,7 +32,7 @@ from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger.countersigning import countersign_again
-from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.ledger.receipts import ReceiptPart
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Pieces
@@ -330,10 +330,10 @@ class Hub:
             self._entry(key).machine.upload(name, attempt, index, data)
             self.sessions[name].received += len(data)
 
-    def receipt(self, name: str, key: bytes, attempt: int, signed: SignedReceipt) -> None:
+    def receipt(self, name: str, key: bytes, attempt: int, told: ReceiptPart) -> None:
         """See :meth:`StudyMachine.receipt`."""
         with self._change(key, name):
-            self._entry(key).machine.receipt(name, attempt, signed)
+            self._entry(key).machine.receipt(name, attempt, told)
 
     def answer(self, name: str, key: bytes, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
         """See :meth:`StudyMachine.answer`."""
