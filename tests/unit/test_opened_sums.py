@@ -59,6 +59,10 @@ def test_a_sum_is_what_it_was_to_the_bit(ring: RingParameters, count: int, size:
     np.testing.assert_array_equal(found.words, words)
     np.testing.assert_array_equal(found.values, values)
     np.testing.assert_array_equal(found.values, played.exact)
+    narrow = unmask_values(words, members.plan, members.context, members.consents, members.plan.narrowest)
+    assert values.dtype == np.int64
+    assert narrow.dtype == np.int32
+    np.testing.assert_array_equal(narrow, played.exact)
     if size > 1000:  # bounds are reached here; with noise, lanes are wider than what lies in them
         assert len(data) < 0.9 * len(total_to_bytes(played.total, members.plan))
 
@@ -71,6 +75,17 @@ def test_the_nearest_phase_of_a_word_is_exact_to_one(ring: RingParameters) -> No
     some = [0, 1, 2, t // 2, t // 2 + 1, t - 2, t - 1, *(int.from_bytes(random.bytes(8), "big") % t for _ in range(5000))]
     for word, near in zip(some, nearest(np.array(some, dtype=np.uint64), ring).tolist(), strict=True):
         assert abs(near * t - word * q) <= t
+
+
+def test_a_sum_that_reaches_further_than_32_bits_is_held_in_64() -> None:
+    """Its largest and smallest values come out, whichever type holds them."""
+    for bound, kind in (((1 << 30) - 1, np.int32), (1 << 30, np.int64)):
+        members = make_members(2, 2, bound, RING_4096)
+        assert members.plan.narrowest is kind
+        words = members.masked_total([np.array([bound, -bound])] * 2)
+        values = unmask_values(words, members.plan, members.context, members.consents, members.plan.narrowest)
+        assert values.dtype == kind
+        assert values.tolist() == [2 * bound, -2 * bound]
 
 
 def evidence_of(played: Played, data: bytes) -> object:

@@ -94,7 +94,8 @@ class FixedSum:
         return CheckStatement(self._study, name, number, attempt, self.context, self.challenge, self.digest, words)
 
     def open(self, answers: Sequence[CheckAnswer], consents: Sequence[bytes], *, shown: bool = False) -> Integers:
-        """The released values in grid units, (size,), once: the opened words take the place of the sum, which is stored.
+        """The released values in grid units, (size,) of the plan's narrowest type, once: the opened words take the place of
+        the sum, which is stored.
 
         Args:
             answers, consents: of the cohort, in its order.
@@ -111,7 +112,8 @@ class FixedSum:
         said = [answer.words for answer in answers]
         verify_check_words(words, self._plan.ring.plain_modulus, self.context, self.challenge, said, consents)
         self.total = Contribution(self.total.share, words[:0].copy())  # it is stored, and as long as the sum
-        values = unmask_values(words, self._plan, self.context, consents)
+        values = unmask_values(words, self._plan, self.context, consents, self._plan.narrowest)
+        del words  # as long as the values
         if opening is not None:
             self.shown = opening.to_bytes(values)
         return values
