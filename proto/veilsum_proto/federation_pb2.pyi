@@ -522,6 +522,7 @@ class MemberReceipt(_message.Message):
     number: _builtins.int
     head: _builtins.bytes
     consent: _builtins.bytes
+    """empty in a release, where it follows from the consent"""
     signature: _builtins.bytes
     """under the whole receipt"""
     def __init__(

@@ -97,7 +97,10 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         summed = total_from_bytes(total, plan)
         del total  # what is as long as the sum is not held twice
         shown = opened_to_bytes(summed, plan, context, release.consents)
-    fixed = fixed_object(release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature)
+    signed = release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature
+    fixed = pb.FixedObject.FromString(fixed_object(*signed))
+    for receipt in fixed.receipts:
+        receipt.ClearField("consent")  # follows from the consent itself
     modulus = plan.ring.plain_modulus
     members = [
         pb.MemberConsent(words=parse_check(body, modulus).words, consent=consent, signature=agreed)
@@ -105,7 +108,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
     ]
     return pb.ReleaseObject(
         assignment=release.assignment,
-        fixed=pb.FixedObject.FromString(fixed),
+        fixed=fixed,
         certificate=b""
         if before is not None and read_proof(before).coordinator == release.coordinator
         else release.coordinator,
