@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from support import one_time
-from support.one_time import STUDY, Members, Played, Sent, make_members, play, shifted, signing_key, some_vectors
+from support.one_time import STUDY, Members, Played, Sent, make_members, play, said_in, shifted, signing_key, some_vectors
 from support.randomness import SeededRandom
 from support.securesum import ALPHA, uniform_p_value
 from veilsum_aggregation.arrays import Integers
@@ -161,7 +161,7 @@ def copied(members: Members, commitment: Callable[[bytes, str, bytes], bytes] | 
     played = Played(members, sent, members.add([honest, sent[1]]), receipts)
     (answer,) = [members.answer(first, honest.words, played.rho, played.fixed[0])]
     mask = WordStream(seed, StreamPurpose.PAIR_CHECK, context, played.rho, bound=T).take(CHECKS)
-    said = check_words.parse_check(answer.body, T).words
+    said = said_in(answer.body).words
     own = products(data, context, played.rho)
     again = [(word - 2 * int(pad) - 2 * product) % T for word, pad, product in zip(said, mask, own, strict=True)]
     played.checks = [answer, members.say(second, again, played.rho, played.fixed[0])]
@@ -217,7 +217,7 @@ def test_two_challenges_for_one_context_are_not_answered(monkeypatch: Patch) -> 
             kept.again(rho, fixed)
 
     def differences() -> list[int]:
-        said = [check_words.parse_check(members.answer(name, words, rho, bytes(32)).body, T).words for rho in rhos]
+        said = [said_in(members.answer(name, words, rho, bytes(32)).body).words for rho in rhos]
         real = [products(words, members.context, rho) for rho in rhos]
         return [(a - b - (x - y)) % T for a, b, x, y in zip(*said, *real, strict=True)]
 
@@ -248,7 +248,7 @@ def test_no_members_answer_opens_with_all_consents(monkeypatch: Patch) -> None:
     def attack() -> bool:
         played = play(members, some_vectors(members))
         victim, found = played.sent[0], played.evidence
-        said = check_words.parse_check(found.checks[0], T).words
+        said = said_in(found.checks[0]).words
         pads = self_masks(StreamPurpose.SELF_CHECK, members.context, found.consents[:1], CHECKS, T, played.rho)
         # the third member colludes, and takes off the masks that it shares with the victim
         seed = members.pairs[frozenset((members.names[0], members.names[2]))]
@@ -380,7 +380,7 @@ def equivocated(members: Members) -> tuple[Evidence, Played, list[Signed]]:
     played = Played(members, sent, total, receipts)
     shown = list(played.checks)
     pads = self_masks(StreamPurpose.SELF_CHECK, members.context, members.consents, CHECKS, T, played.rho)
-    others = [check_words.parse_check(item.body, T).words for item in shown[:-1]]
+    others = [said_in(item.body).words for item in shown[:-1]]
     needed = [
         (product + int(pads[k]) - sum(words[k] for words in others)) % T
         for k, product in enumerate(products(words, members.context, played.rho))
@@ -419,7 +419,7 @@ def test_a_member_is_charged_only_for_answers_to_its_own_question() -> None:
     members = make_members(3)
     played = play(members, some_vectors(members))
     checks, own, cohort = played.checks, played.checks[1], members.identities
-    asked = check_words.parse_check(own.body, T)
+    asked = said_in(own.body)
     assert verify_answers(own, asked, cohort, answers_of(checks), T) == [item.body for item in checks]
     words, rho, fixed = (1, 2, 3), played.rho, played.fixed[0]
 
@@ -451,7 +451,7 @@ def test_a_member_is_charged_only_for_answers_to_its_own_question() -> None:
 
 def answers_of(checks: Sequence[Signed]) -> list[CheckAnswer]:
     """What travels of signed answers."""
-    return [CheckAnswer(check_words.parse_check(item.body, T).words, item.signature) for item in checks]
+    return [CheckAnswer(said_in(item.body).words, item.signature) for item in checks]
 
 
 def test_grinding_receipts_gives_other_challenges_and_no_answer() -> None:

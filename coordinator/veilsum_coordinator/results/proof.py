@@ -31,7 +31,7 @@ from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, Releas
 from veilsum_privacy.results.release_names import round_file
 from veilsum_privacy.results.sum_evidence import check_bodies
 from veilsum_privacy.results.whole_sums import total_from_bytes
-from veilsum_privacy.securesum.check_words import Signed, parse_check
+from veilsum_privacy.securesum.check_words import Signed, answer_words
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.written_sums import opened_to_bytes
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -103,7 +103,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         receipt.ClearField("consent")  # follows from the consent itself
     modulus = plan.ring.plain_modulus
     members = [
-        pb.MemberConsent(words=parse_check(body, modulus).words, consent=consent, signature=agreed)
+        pb.MemberConsent(words=answer_words(body, modulus), consent=consent, signature=agreed)
         for body, consent, agreed in zip(release.checks, release.consents, release.agreed, strict=True)
     ]
     return pb.ReleaseObject(
