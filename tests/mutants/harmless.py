@@ -380,6 +380,10 @@ HARMLESS: dict[str, str] = {
     "privacy/veilsum_privacy/results/sum_evidence.py::_answers: 0 -> 1": _ALIKE,
     "privacy/veilsum_privacy/results/whole_sums.py::verify_evidence: 0 -> 1": _ALIKE,
     "privacy/veilsum_privacy/results/sum_evidence.py::_answers: True -> False": _PAIRED,
+    (
+        "privacy/veilsum_privacy/results/sum_evidence.py::_answers: zip(cohort, evidence.checks, strict=True) "
+        "-> zip(cohort, evidence.checks)"
+    ): _PAIRED,
     f"{_SECURESUM}/lanes.py::pack_lanes: 1 -> 2": _LENGTH,
     f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (
         "a sum of even numbers is never the modulus, which is odd"
