@@ -518,10 +518,11 @@ class MemberReceipt(_message.Message):
     CONSENT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
-    """32 bytes, as are head and consent"""
+    """32 bytes, as are head and consent; empty in an upload"""
     number: _builtins.int
     head: _builtins.bytes
     consent: _builtins.bytes
+    """empty in a release, where it follows from the consent"""
     signature: _builtins.bytes
     """under the whole receipt"""
     def __init__(
@@ -862,13 +863,10 @@ class SealedBox(_message.Message):
 
     SENDER_FIELD_NUMBER: _builtins.int
     RECIPIENT_FIELD_NUMBER: _builtins.int
-    PURPOSE_FIELD_NUMBER: _builtins.int
     CIPHERTEXT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     recipient: _builtins.str
-    purpose: _builtins.str
-    """pair-share"""
     ciphertext: _builtins.bytes
     """at most 256 KiB"""
     signature: _builtins.bytes
@@ -877,13 +875,12 @@ class SealedBox(_message.Message):
         *,
         sender: _builtins.str = ...,
         recipient: _builtins.str = ...,
-        purpose: _builtins.str = ...,
         ciphertext: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ciphertext", b"ciphertext", "purpose", b"purpose", "recipient", b"recipient", "sender", b"sender", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ciphertext", b"ciphertext", "recipient", b"recipient", "sender", b"sender", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -976,8 +973,8 @@ class UploadChunk(_message.Message):
     data: _builtins.bytes
     """index 0: the key share; from 1: coefficients, 8 polynomials' worth but for the last piece"""
     @_builtins.property
-    def receipt(self) -> Global___SignedReceipt:
-        """last chunk only, without data"""
+    def receipt(self) -> Global___MemberReceipt:
+        """last chunk only, without data; its payload is left out, for it is what was received"""
 
     @_builtins.property
     def seen(self) -> _containers.RepeatedCompositeFieldContainer[Global___Seen]:
@@ -991,7 +988,7 @@ class UploadChunk(_message.Message):
         attempt: _builtins.int = ...,
         index: _builtins.int = ...,
         data: _builtins.bytes = ...,
-        receipt: Global___SignedReceipt | None = ...,
+        receipt: Global___MemberReceipt | None = ...,
         seen: _abc.Iterable[Global___Seen] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015

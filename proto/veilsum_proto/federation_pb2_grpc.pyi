@@ -58,8 +58,8 @@ class CoordinationStub:
     UploadStatus: _grpc.UnaryUnaryMultiCallable[_federation_pb2.UploadStatusRequest, _federation_pb2.UploadStatusReply]
     """Asks at which piece an upload goes on."""
     Upload: _grpc.StreamUnaryMultiCallable[_federation_pb2.UploadChunk, _federation_pb2.UploadStatusReply]
-    """Uploads a contribution: its key share, then its coefficients in pieces, the signed receipt last. A broken upload goes on at
-    the next piece.
+    """Uploads a contribution: its key share, then its coefficients in pieces, the receipt last, of which only that travels which
+    does not follow from the attempt and what was received. A broken upload goes on at the next piece.
     """
     Answer: _grpc.UnaryUnaryMultiCallable[_federation_pb2.AnswerRequest, _federation_pb2.Ack]
     """Answers the challenge that follows from a fixed sum and the receipts of all."""
@@ -95,8 +95,8 @@ class CoordinationAsyncStub(CoordinationStub):
     UploadStatus: _aio.UnaryUnaryMultiCallable[_federation_pb2.UploadStatusRequest, _federation_pb2.UploadStatusReply]  # type: ignore[assignment]
     """Asks at which piece an upload goes on."""
     Upload: _aio.StreamUnaryMultiCallable[_federation_pb2.UploadChunk, _federation_pb2.UploadStatusReply]  # type: ignore[assignment]
-    """Uploads a contribution: its key share, then its coefficients in pieces, the signed receipt last. A broken upload goes on at
-    the next piece.
+    """Uploads a contribution: its key share, then its coefficients in pieces, the receipt last, of which only that travels which
+    does not follow from the attempt and what was received. A broken upload goes on at the next piece.
     """
     Answer: _aio.UnaryUnaryMultiCallable[_federation_pb2.AnswerRequest, _federation_pb2.Ack]  # type: ignore[assignment]
     """Answers the challenge that follows from a fixed sum and the receipts of all."""
@@ -183,8 +183,8 @@ class CoordinationServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_federation_pb2.UploadChunk],
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.UploadStatusReply, _abc.Awaitable[_federation_pb2.UploadStatusReply]]:
-        """Uploads a contribution: its key share, then its coefficients in pieces, the signed receipt last. A broken upload goes on at
-        the next piece.
+        """Uploads a contribution: its key share, then its coefficients in pieces, the receipt last, of which only that travels which
+        does not follow from the attempt and what was received. A broken upload goes on at the next piece.
         """
 
     @_abc_1.abstractmethod

@@ -46,7 +46,7 @@ HEADS = {10_000: (99, 100), 1_000_000: (999, 1000)}
 
 OWN = "veilsum, fedsgd"
 MORE = 16
-"""Sites of a further study of ours, for bytes alone: lanes get wider with sites, and two of them decrypt."""
+"""Sites of a further study of ours, for bytes alone: lanes and key shares get wider with sites."""
 
 SECONDS = 1800.0
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)

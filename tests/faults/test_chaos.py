@@ -202,7 +202,7 @@ def test_reasons_that_no_kill_explains() -> None:
     assert name_of("round 3 was lost after consent was asked for: no consent from a, b in time") == "consent missing"
     for reason in (
         "internal error in the method; see the coordinator's log",
-        "the members signed different contexts (a; b)",
+        "the sum of round 2 is of another context than its members' now",
     ):
         assert name_of(reason) is None
 

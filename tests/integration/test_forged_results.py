@@ -19,7 +19,7 @@ from support.commands import veilsum
 from support.durable import NAMES, WIDTH
 from support.durable_studies import STUDIES
 from support.federation import TestBed, make_bed, make_data
-from support.one_time import Played, shifted
+from support.one_time import Played, said_in, shifted
 from support.proving import Conspiracy, Signing, countersigned
 from veilsum.replay import Replayed
 from veilsum.verification import verify_result
@@ -35,7 +35,7 @@ from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, Releas
 from veilsum_privacy.results.release_names import FOLDER, round_file
 from veilsum_privacy.results.result import result_files, study_fields
 from veilsum_privacy.results.whole_sums import total_to_bytes
-from veilsum_privacy.securesum.check_words import Signed, parse_check, products
+from veilsum_privacy.securesum.check_words import Signed, products
 from veilsum_privacy.securesum.key_shares import consent_of
 
 HONEST, LIARS = NAMES[-1], tuple(NAMES[:-1])
@@ -107,7 +107,7 @@ def test_what_they_contributed_verifies(published: Published, capsys: pytest.Cap
 def resigned(played: Played, proof: ReleaseProof, checks: tuple[bytes, ...]) -> ReleaseProof:
     """The same with other answers, under which all but the honest member sign anew."""
     members, kept = played.members, dict(zip(played.members.names, proof.agreed, strict=True))
-    said = parse_check(checks[0], members.ring.plain_modulus)
+    said = said_in(checks[0])
     bodies = [Signed(body, b"") for body in checks]  # no proof holds an answer's own signature
     again = members.agree(bodies, said.challenge, said.sum)
     agreed = tuple(kept[name] if name == HONEST else signature for name, signature in zip(members.names, again, strict=True))
@@ -117,7 +117,7 @@ def resigned(played: Played, proof: ReleaseProof, checks: tuple[bytes, ...]) -> 
 def fitting(played: Played, proof: ReleaseProof, liar: str) -> tuple[bytes, ...]:
     """Answers that fit the sum which is larger by the amount: a liar's differs by <r, v>."""
     members, modulus = played.members, played.members.ring.plain_modulus
-    said = [parse_check(body, modulus) for body in proof.checks]
+    said = [said_in(body) for body in proof.checks]
     extra = np.zeros(members.plan.words, dtype=np.uint64)
     extra[PLACE] = AMOUNT
     by = products(extra, members.context, said[0].challenge)

@@ -282,7 +282,7 @@ def test_death_between_reservation_and_payload(attack: Adversary) -> None:
         attack.assign("a", assignment)
     assert attack.kinds("a")["reserve"] == 1
     _reopen(attack, "a")
-    assert attack.assign("a", assignment).call == "refuse"
+    assert attack.assign("a", assignment).refused is RefusalCode.ROUND
     assert attack.ask_check("a", []).refused is RefusalCode.ROUND
     assert attack.ask_consent("a", []).refused is RefusalCode.ROUND
     attack.bed.clock.now += 3600

@@ -16,9 +16,10 @@ from support.hostile import NAMES, Adversary, CheckAnswer, make_adversary
 from support.one_time import shifted
 from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput, RefusalCode
-from veilsum_node.identity import Label
+from veilsum_node.identity import Label, verify
+from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
-from veilsum_privacy.securesum.check_words import CheckStatement, Signed, challenge, sign_check
+from veilsum_privacy.securesum.check_words import CheckStatement, challenge, checks_digest, consent_statement, sign_check
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import consent_of
 from veilsum_proto import federation_pb2 as pb
@@ -154,49 +155,29 @@ def _say(attack: Adversary, name: str, signer: str, words: tuple[int, ...], **ch
     return CheckAnswer(words, signed.signature)
 
 
-def test_answers_that_are_not_what_all_members_signed(attack: Adversary) -> None:
-    """Missing, doubled, in another order, altered, unsigned, by another, about another sum, one's own replaced: no consent."""
-    attack.collect()
-    good = attack.answers()
-    last, key = good[3], attack.bed.sites["d"].credentials.signing_key
-    t = attack.plan().encoding.ring.plain_modulus
-    wrong = {
-        "none": [],
-        "one missing": good[:3],
-        "one too many": [*good, last],
-        "doubled": [*good[:3], good[2]],
-        "out of order": [good[0], good[2], good[1], last],
-        "a word changed": [*good[:3], CheckAnswer(((last.words[0] + 1) % t, *last.words[1:]), last.signature)],
-        "two words": [*good[:3], CheckAnswer(last.words[:2], last.signature)],
-        "no word": [*good[:3], CheckAnswer((), last.signature)],
-        "four words": [*good[:3], CheckAnswer((*last.words, 0), last.signature)],
-        "a word above": [*good[:3], _say(attack, "d", "d", (t, 1, 2))],
-        "a large word": [*good[:3], CheckAnswer((2**64 - 1, 1, 2), last.signature)],
-        "unsigned": [*good[:3], CheckAnswer(last.words, b"")],
-        "signed by another": [*good[:3], _say(attack, "d", "c", last.words)],
-        "as another": [*good[:3], _say(attack, "c", "d", last.words)],
-        "another label": [*good[:3], CheckAnswer(last.words, key.sign(Label.CONSENT, b"{}"))],
-        "another sum": [*good[:3], _say(attack, "d", "d", last.words, sum=bytes(32))],
-        "another challenge": [*good[:3], _say(attack, "d", "d", last.words, challenge=bytes(32))],
-        "another attempt": [*good[:3], _say(attack, "d", "d", last.words, attempt=2)],
-        "another study": [*good[:3], _say(attack, "d", "d", last.words, study=bytes(32))],
-        "own replaced": [good[1], *good[1:]],
-        "own changed": [_say(attack, "a", "a", (1, 2, 3)), *good[1:]],
-    }
-    for what, answers in wrong.items():
-        assert attack.ask_consent("a", answers).refused is RefusalCode.CHECK, what
-        assert attack.charges("a") == 0
-    assert attack.ask_consent("a", good).call == "consent"
+def _verify_agreed(attack: Adversary, name: str, answers: list[CheckAnswer], signature: bytes) -> None:
+    """Hold a signature that came with a consent to a list of answers, as whoever verifies a result does."""
+    context, fixed = attack.context(), attack.total().digest(attack.plan().encoding, attack.context())
+    rho = challenge(context, [item.body for item in attack.receipts()], fixed)
+    said = [
+        CheckStatement(attack.key, who, 1, 1, context, rho, fixed, one.words) for who, one in zip(NAMES, answers, strict=True)
+    ]
+    word = consent_statement(said[NAMES.index(name)], checks_digest([item.to_bytes() for item in said]))
+    verify(attack.bed.sites[name].credentials.identity.public_key, Label.CONSENT, word.to_bytes(), signature)
 
 
 def test_answers_that_differ_by_member(attack: Adversary) -> None:
     """A colluder signs two answers, and each is shown to a part: both lists are consented to, under signatures of their own.
-    Neither sum verifies against either list but the true one, and no signature of one list stands under the other."""
+    Neither sum verifies against either list but the true one, and no signature of one list stands under the other: a result
+    shows one list with everyone's signature under it, and there is none of either."""
     attack.collect()
     good = attack.answers()
     lie = _say(attack, "d", "d", (1, 2, 3))
     given = {name: attack.ask_consent(name, good if name == "a" else [*good[:3], lie]).values for name in "abc"}
-    assert given["b"][4] != given["c"][4]  # each names its sender
+    for name, seen, other in (("a", good, [*good[:3], lie]), ("b", [*good[:3], lie], good), ("c", [*good[:3], lie], good)):
+        _verify_agreed(attack, name, seen, given[name][4])
+        with pytest.raises(HostileInput, match="signature"):
+            _verify_agreed(attack, name, other, given[name][4])
     consents = [*(given[name][3] for name in "abc"), attack.consent_of("d")]
     assert attack.open(good, consents).shape == (attack.plan().encoding.size,)
     with pytest.raises(HostileInput, match="vouched"):
@@ -224,45 +205,10 @@ def test_consent_before_an_answer(attack: Adversary) -> None:
     answers = [CheckAnswer(*attack.ask_check(name, receipts).values[3:]) for name in "bcd"]
     for shown in ([], answers, [answers[0], *answers], [_say(attack, "a", "a", (1, 2, 3)), *answers]):
         assert attack.ask_consent("a", shown).refused is RefusalCode.ROUND
-    assert attack.charges("a") == 0
-
-
-def test_the_coordinators_words_on_receipts_and_sum(attack: Adversary) -> None:
-    """Both are signed by whom the study names, about exactly this attempt; nothing else is answered."""
-    receipts, true = attack.collect(), attack.total()
-    analyst, site = attack.bed.analyst, attack.bed.sites["d"].credentials
-    digests = {"study": bytes(32), "context": bytes(32)}
-    numbers = {"round": 2, "attempt": 2}
-    for change in (*({name: value} for name, value in (digests | numbers).items()), {"coordinator": "elsewhere"}):
-        fixed = attack.fix("a", true, **change)  # type: ignore[arg-type]
-        assert attack.ask_check("a", receipts, fixed=fixed).codes, change
-        word = attack.countersign(receipts, **change)
-        assert attack.ask_check("a", receipts, countersigned=word).refused is RefusalCode.RECEIPT, change
-    for signer in (analyst, site):
-        assert attack.ask_check("a", receipts, fixed=attack.fix("a", true, signer=signer)).codes
-        assert attack.ask_check("a", receipts, countersigned=attack.countersign(receipts, signer=signer)).codes
-    good = attack.fix("a", true)
-    for fixed in (
-        Signed(good.body, b""),
-        Signed(good.body, attack.bed.hub.credentials.signing_key.sign(Label.COUNTERSIGN, good.body)),
-    ):
-        assert attack.ask_check("a", receipts, fixed=fixed).codes
-    assert attack.ask_check("a", receipts, countersigned=attack.countersign([*receipts[:3], receipts[2]])).codes
     row = attack.attempt_row("a")
     assert row is not None
-    assert (row.state, row.answer) == ("payload", None)
+    assert (row.state, row.answer, row.agreed, attack.charges("a")) == ("payload", None, None, 0)
     assert attack.ask_check("a", receipts).call == "answer"
-
-
-def test_swapped_receipts(attack: Adversary) -> None:
-    """Each member sees its own in its place, and two others exchanged: the receipts must be those of the cohort, in order."""
-    good = attack.collect()
-    swapped = [good[0], good[2], good[1], good[3]]
-    assert attack.ask_check("a", swapped).refused is RefusalCode.RECEIPT
-    assert attack.ask_check("d", swapped).refused is RefusalCode.RECEIPT
-    row = attack.attempt_row("a")
-    assert row is not None
-    assert row.answer is None
 
 
 def test_a_consent_copied_from_another_member(attack: Adversary) -> None:
@@ -337,10 +283,17 @@ def test_opening_with_one_consent_missing(attack: Adversary) -> None:
 
 
 def test_receipts_are_held_to_what_was_shown_when_they_are_paid_for(attack: Adversary) -> None:
-    """What is charged is what the site checked, whatever a coordinator shows later: its witnesses are those receipts."""
+    """A charge stands beside what was shown last, as its witness: without a member's signature there is none, and the same
+    question shown anew with it is paid for. The question itself is the same, for signatures are no part of it."""
     receipts = attack.collect()
     answers = attack.answers()
-    other = [*receipts[:3], SignedReceipt(receipts[3].body, b"")]
-    attack.ask_check("a", other)  # the same question: signatures are no part of it
-    assert attack.ask_consent("a", answers).call in ("consent", "refuse")
-    attack.bed.sites["a"].ledger.verify(authority=attack.bed.sites["a"].credentials.authority)
+    site, other = attack.bed.sites["a"], [*receipts[:3], SignedReceipt(receipts[3].body, b"")]
+    assert attack.ask_check("a", other).values[3:] == answers[0]
+    assert attack.ask_consent("a", answers).refused is RefusalCode.RECEIPT
+    assert attack.charges("a") == 0
+    assert attack.ask_check("a", receipts).values[3:] == answers[0]
+    assert attack.ask_consent("a", answers).call == "consent"
+    (charge,) = site.ledger.entries(kind=Kind.CHARGE)
+    assert [item.receipt for item in site.ledger.receipts(entry=charge.seq)] == receipts
+    assert attack.ask_check("a", other).values[3:] == answers[0]  # said again, and nothing that is paid for changes
+    assert [item.receipt for item in site.ledger.receipts(entry=charge.seq)] == receipts

@@ -15,7 +15,7 @@ from support.hostile import Adversary, add_mod, make_adversary, subtract_mod, un
 from support.randomness import RARE
 from veilsum_node.errors import RefusalCode, VeilsumError
 from veilsum_privacy.securesum import graph
-from veilsum_privacy.securesum.boxes import SHARE_BYTES, Purpose, seal
+from veilsum_privacy.securesum.boxes import SHARE_BYTES, seal
 from veilsum_privacy.securesum.graph import mask_graph
 from veilsum_privacy.securesum.key_shares import self_masks
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
@@ -63,7 +63,6 @@ def test_boxes_go_to_neighbours_and_from_no_one_else(ring: Adversary) -> None:
     roster = ring.spied("b").roster(ring.bed.sites["b"])
     stranger = seal(
         bytes(SHARE_BYTES),
-        Purpose.PAIR_SHARE,
         study=ring.key,
         roster=roster.digest,
         sender=other,

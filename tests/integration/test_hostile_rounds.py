@@ -25,7 +25,8 @@ from support.randomness import RARE
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.ledger.countersigning import part_of_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, whole_receipts
 from veilsum_privacy.securesum.boxes import pair_seed
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.key_shares import self_masks
@@ -141,8 +142,16 @@ def test_consents_are_fresh_for_each_attempt(attack: Adversary) -> None:
     _is_noise(attack, consents)
 
 
+def _as_own(attack: Adversary, name: str, receipts: list[SignedReceipt]) -> list[SignedReceipt]:
+    """Receipts as a site writes them anew: as if all had been signed for its own release."""
+    own = parse_receipt(attack.payloads[name, 1].receipt.body)
+    names = tuple(parse_receipt(item.body).participant for item in receipts)
+    return list(whole_receipts(tuple(map(part_of_receipt, receipts)), own, names))
+
+
 def test_another_broadcast_to_one_site(attack: Adversary) -> None:
-    """One site is shown another model: its context is another, its receipt says so, nobody consents; forced, it is noise."""
+    """One site is shown another model: its context is another, and whatever a coordinator signs of that, nobody consents;
+    forced, it is noise."""
     other = encode_broadcast({"model": np.ones(3)})
     honest = attack.assignment()
     for name in ("a", "b", "c"):
@@ -152,13 +161,17 @@ def test_another_broadcast_to_one_site(attack: Adversary) -> None:
     assert context_of(receipts[3]) != context_of(receipts[0])
     for name in NAMES:
         assert attack.ask_check(name, receipts).refused is RefusalCode.RECEIPT
+    # signed as each site would read it, everybody answers: a challenge of its own context
+    answers = [CheckAnswer(*attack.ask_check(name, _as_own(attack, name, receipts)).values[3:]) for name in NAMES]
+    for name in NAMES:
+        assert attack.ask_consent(name, answers).refused is RefusalCode.CHECK
         assert attack.charges(name) == 0
     # even with all four consents, which no site gave, the pairwise masks do not cancel
     _is_noise(attack, [attack.consent_of(name) for name in NAMES])
 
 
 def test_another_cohort_to_one_site(attack: Adversary) -> None:
-    """d is told of four, the others of three: d's payload adds nothing that cancels."""
+    """d is told of four, the others of three: d's payload adds nothing that cancels, and no answer of theirs is one to d."""
     small = attack.assignment(("a", "b", "c"))
     for name in ("a", "b", "c"):
         attack.assign(name, small)
@@ -166,6 +179,14 @@ def test_another_cohort_to_one_site(attack: Adversary) -> None:
     receipts = attack.receipts()
     assert attack.ask_check("d", receipts).refused is RefusalCode.RECEIPT
     assert attack.ask_check("a", receipts).refused is RefusalCode.RECEIPT
+    answers = [
+        CheckAnswer(*attack.ask_check(name, _as_own(attack, name, receipts[: 4 if name == "d" else 3])).values[3:])
+        for name in NAMES
+    ]
+    assert attack.ask_consent("d", answers).refused is RefusalCode.CHECK
+    for name in "abc":
+        assert attack.ask_consent(name, answers).refused is RefusalCode.CHECK
+    assert [attack.charges(name) for name in NAMES] == [0] * 4
     _is_noise(attack, [attack.consent_of(name) for name in NAMES])
 
 

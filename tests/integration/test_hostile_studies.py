@@ -17,7 +17,7 @@ from support.hostile import NAMES, Adversary, HostileChannel, altered, make_adve
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Label, Role, SigningKey, load_credentials, new_key_and_csr, verify_certificate
-from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal
+from veilsum_privacy.securesum.boxes import Box, BoxKey, seal
 from veilsum_privacy.securesum.roster import Enrolment, enrol
 from veilsum_privacy.study.schema import CategoryColumn
 from veilsum_privacy.study.study import parse_study, study_digest
@@ -285,7 +285,6 @@ def _share(attack: Adversary, sender: str, recipient: str, secret: bytes) -> Box
     roster = attack.spied(sender).roster(site)
     return seal(
         secret,
-        Purpose.PAIR_SHARE,
         study=attack.key,
         roster=roster.digest,
         sender=sender,
@@ -297,21 +296,6 @@ def _share(attack: Adversary, sender: str, recipient: str, secret: bytes) -> Box
 
 def _for(boxes: list[Box], name: str) -> list[Box]:
     return [box for box in boxes if box.recipient == name]
-
-
-def test_a_box_for_another_purpose_is_none_of_this_version(attack: Adversary) -> None:
-    """As those in which a member dealt keys to all: it is refused as such, and the right boxes are taken still."""
-    made = _for(attack.boxes(attack.enrolments()), "b")
-    items = [
-        pb.SealedBox(
-            sender=box.sender, recipient="b", purpose=purpose, ciphertext=box.ciphertext, signature=box.signature
-        )
-        for box, purpose in zip(made, ("dealt-keys", "pair-share", "pair-share"), strict=True)
-    ]  # fmt: skip
-    objects = {pb.OBJECT_KIND_BOXES: pb.BoxesObject(boxes=items).SerializeToString()}
-    assert attack.tell("b", pb.DIRECTIVE_KIND_UNSEAL, objects=objects).refused is RefusalCode.KEYS
-    assert attack.row("b").status == "enrolled"
-    assert attack.show_boxes("b", made).call == "ready"
 
 
 def test_boxes_re_signed_replayed_or_misdirected(attack: Adversary) -> None:
@@ -349,7 +333,7 @@ def test_a_share_of_an_earlier_study_or_roster_does_not_open(attack: Adversary) 
     assert attack.show_boxes("c", mixed).refused is RefusalCode.KEYS
     b = attack.bed.sites["b"]
     roster = attack.spied("b").roster(b)
-    other = seal(bytes(32), Purpose.PAIR_SHARE, study=attack.key, roster=bytes(32), sender="b", recipient="c",
+    other = seal(bytes(32), study=attack.key, roster=bytes(32), sender="b", recipient="c",
                  public=roster.member("c").public, key=b.credentials.signing_key)  # fmt: skip
     assert attack.show_boxes("c", [other if box.sender == "b" else box for box in made]).refused is RefusalCode.KEYS
     assert attack.show_boxes("c", made).call == "ready"
@@ -434,7 +418,7 @@ def test_expired_certificate_of_a_member(attack: Adversary) -> None:
     attack.use(altered(attack.study, expires=attack.study.created + 3660 * 86400))
     attack.set_up()
     attack.bed.clock.now += 3654 * 86400
-    assert attack.assign("a", attack.assignment()).call == "refuse"
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.ROSTER
     assert attack.kinds("a")["reserve"] == 0
 
 

@@ -30,7 +30,8 @@ from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import AttemptRow, find_attempt
 from veilsum_privacy.ledger import Kind, LedgerReader
-from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.ledger.countersigning import part_of_receipt
+from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_privacy.securesum.check_words import CheckAnswer, consent_statement, sign_check, sign_consent
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes
@@ -185,7 +186,8 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
         ring.refused(send(0, good[0], attempt + 1), match="different attempt")
         ring.refused(send(0, good[0], name="x"), match="not invited")
         ring.refused(lambda: hub.upload("d", bytes(32), attempt, 0, good[0]), match="no such study")
-        ring.refused(lambda: hub.receipt("d", key, attempt, payload.receipt), match="before the last")
+        good_receipt = part_of_receipt(payload.receipt)
+        ring.refused(lambda: hub.receipt("d", key, attempt, good_receipt), match="before the last")
         send(0, good[0])()
         ring.refused(send(0, good[0]), OutOfOrder)
         assert hub.upload_status("d", key, attempt) == (1, False)
@@ -199,18 +201,23 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
         own = parse_receipt(payload.receipt.body)
         changes = ("payload", "context", "study"), ({"participant": "a"}, {"version": 1}, {"round": 2}, {"attempt": 9})
         for change in (*({name: bytes(32)} for name in changes[0]), *changes[1]):
-            wrong = sign_receipt(replace(own, **change), signer)  # type: ignore[arg-type]
-            ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong))  # type: ignore[misc]
-        for wrong in (
-            SignedReceipt(payload.receipt.body, b""),
-            SignedReceipt(b"", payload.receipt.signature),
-            SignedReceipt(b"[]", payload.receipt.signature),
-            sign_receipt(own, ring.bed.sites["c"].credentials.signing_key),
+            wrong = part_of_receipt(sign_receipt(replace(own, **change), signer))  # type: ignore[arg-type]
+            ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong), match="not signed for this attempt")  # type: ignore[misc]
+        for wrong, match in (
+            (good_receipt._replace(signature=b""), "not signed for this attempt"),
+            (good_receipt._replace(number=own.number + 1), "not signed for this attempt"),
+            (good_receipt._replace(head=bytes(32)), "not signed for this attempt"),
+            (good_receipt._replace(consent=bytes(32)), "not signed for this attempt"),
+            (good_receipt._replace(number=0), "out of range"),
+            (good_receipt._replace(number=2**64 - 1), "out of range"),
+            (good_receipt._replace(head=b""), "32 bytes"),
+            (good_receipt._replace(consent=own.consent + b"!"), "32 bytes"),
+            (part_of_receipt(sign_receipt(own, ring.bed.sites["c"].credentials.signing_key)), "not signed for this attempt"),
         ):
-            ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong))  # type: ignore[misc]
-        hub.receipt("d", key, attempt, payload.receipt)
-        hub.receipt("d", key, attempt, payload.receipt)  # the same again is not a fault
-        second = sign_receipt(replace(own, number=99), signer)
+            ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong), match=match)  # type: ignore[misc]
+        hub.receipt("d", key, attempt, good_receipt)
+        hub.receipt("d", key, attempt, good_receipt._replace(payload=b""))  # the same again is not a fault
+        second = part_of_receipt(sign_receipt(replace(own, number=99), signer))
         ring.refused(lambda: hub.receipt("d", key, attempt, second), match="second")
         ring.refused(send(count, good[0]))
 

@@ -24,7 +24,7 @@ from veilsum_node.identity import Label, verify_certificate
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, verify_receipt
 from veilsum_privacy.securesum.boxes import BoxKey
-from veilsum_privacy.securesum.check_words import CheckStatement, parse_check
+from veilsum_privacy.securesum.check_words import CHECKS, CheckStatement, answer_words
 from veilsum_privacy.securesum.context import (
     Assignment,
     decode_broadcast,
@@ -283,30 +283,31 @@ def _statement(modulus: int = 2**39 - 7) -> CheckStatement:
 @given(st.data())
 def test_answers(data: st.DataObject) -> None:
     modulus, whole = 2**39 - 7, _statement().to_bytes()
-    assert parse_check(whole, modulus) == _statement()
-    _check(lambda item: parse_check(item, modulus), lambda value: value.to_bytes(), _inputs(data.draw, whole))  # type: ignore[attr-defined]
+    assert answer_words(whole, modulus) == _statement().words
+    try:
+        words = answer_words(_inputs(data.draw, whole), modulus)
+    except HostileInput:
+        return
+    assert len(words) == CHECKS
+    assert all(type(word) is int and 0 <= word < modulus for word in words)
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"v":6', b'"v":5'),
-        (b'"round":1', b'"round":true'),
-        (b'"round":1', b'"round":0'),
         (b"[0,549755813880,5]", b"[0,549755813880]"),
         (b"[0,549755813880,5]", b"[0,549755813881,5]"),
         (b"[0,549755813880,5]", b"[0,-1,5]"),
         (b"[0,549755813880,5]", b"[0,1,true]"),
-        (b'"participant":"a"', b'"participant":1'),
-        (bytes([255] * 32).hex().encode(), b"FF" * 32),
-        (bytes([7] * 32).hex().encode(), b"07" * 31),
+        (b"[0,549755813880,5]", b"[0,549755813880, 5]"),
+        (b'"words":', b'"Words":'),
     ],
 )
 def test_answers_written_in_another_way(old: bytes, new: bytes) -> None:
     whole = _statement().to_bytes()
     assert old in whole
     with pytest.raises(HostileInput):
-        parse_check(whole.replace(old, new, 1), 2**39 - 7)
+        answer_words(whole.replace(old, new, 1), 2**39 - 7)
 
 
 ARRAYS = st.dictionaries(
@@ -377,7 +378,7 @@ KINDS = (
 @given(st.data(), st.sampled_from(KINDS))
 def test_a_participant_refuses_objects_that_are_none(world: World, data: st.DataObject, kind: int) -> None:
     """Roster, boxes, receipts, sum, study: arbitrary bytes end in one refusal, and nothing is answered."""
-    boxes = pb.BoxesObject(boxes=[pb.SealedBox(sender="b", recipient="a", purpose="pair-share", ciphertext=bytes(64))])
+    boxes = pb.BoxesObject(boxes=[pb.SealedBox(sender="b", recipient="a", ciphertext=bytes(64))])
     roster = pb.RosterObject(
         enrolments=[
             pb.SignedEnrolment(certificate=e.certificate, body=e.body, signature=e.signature) for e in world.enrolments

@@ -20,6 +20,7 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_participant.boundary.front import Directive
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.payloads import Payload
+from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
@@ -48,7 +49,8 @@ class Standing:
         return chunk
 
     def receipt(self, signed: SignedReceipt) -> pb.UploadChunk:
-        return pb.UploadChunk(receipt=pb.SignedReceipt(body=signed.body, signature=signed.signature))
+        _, number, head, consent, signature = part_of_receipt(signed)
+        return pb.UploadChunk(receipt=pb.MemberReceipt(number=number, head=head, consent=consent, signature=signature))
 
     def refused(self, *chunks: pb.UploadChunk) -> grpc.StatusCode:
         with pytest.raises(grpc.RpcError) as raised:
@@ -179,7 +181,9 @@ def test_receipts_that_are_not_this_members_for_these_bytes(standing: Standing) 
     forged = [
         SignedReceipt(own.body, bytes(len(own.signature))),
         SignedReceipt(own.body, own.signature[:-1]),
-        SignedReceipt(own.body + b" ", own.signature),
+        SignedReceipt(_changed(honest, head=bytes(32)).to_bytes(), own.signature),
+        SignedReceipt(_changed(honest, number=2).to_bytes(), own.signature),
+        SignedReceipt(own.body, own.signature * 9),
         sign_receipt(_changed(honest, payload=bytes(32)), key),
         sign_receipt(_changed(honest, participant="a"), key),
         sign_receipt(_changed(honest, study=bytes(32)), key),

@@ -309,9 +309,9 @@ HARMLESS: dict[str, str] = {
     ): "what is in a row is asked for by name",
     f"{_LEDGER}/totals.py::: 256 -> 255": _TRAILING,
     f"{_LEDGER}/totals.py::: 256 -> 257": _TRAILING,
-    f"{_LEDGER}/totals.py::Sum.add: 0 -> 1": _SOME,
-    f"{_LEDGER}/totals.py::Sum.add: count >= 0 -> count > 0": _SOME,
-    f"{_LEDGER}/totals.py::Sum.add: self._exact += count -> self._exact -= count": "it is asked only whether it is nought",
+    f"{_LEDGER}/sums.py::Sum.add: 0 -> 1": _SOME,
+    f"{_LEDGER}/sums.py::Sum.add: count >= 0 -> count > 0": _SOME,
+    f"{_LEDGER}/sums.py::Sum.add: self._exact += count -> self._exact -= count": "it is asked only whether it is nought",
     f"{_SECURESUM}/rounding.py::_decisions: 1 -> 2 (6)": _WIDER,
     f"{_SECURESUM}/rounding.py::_decisions: 1 -> 2 (16)": _WIDER,
     (
@@ -379,7 +379,11 @@ HARMLESS: dict[str, str] = {
     f"{_FORMER}/words.py::words_digest: False -> True": _COPY,
     "privacy/veilsum_privacy/results/sum_evidence.py::_answers: 0 -> 1": _ALIKE,
     "privacy/veilsum_privacy/results/whole_sums.py::verify_evidence: 0 -> 1": _ALIKE,
-    "privacy/veilsum_privacy/results/whole_sums.py::verify_evidence: True -> False": _PAIRED,
+    "privacy/veilsum_privacy/results/sum_evidence.py::_answers: True -> False": _PAIRED,
+    (
+        "privacy/veilsum_privacy/results/sum_evidence.py::_answers: zip(cohort, evidence.checks, strict=True) "
+        "-> zip(cohort, evidence.checks)"
+    ): _PAIRED,
     f"{_SECURESUM}/lanes.py::pack_lanes: 1 -> 2": _LENGTH,
     f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (
         "a sum of even numbers is never the modulus, which is odd"

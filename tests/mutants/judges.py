@@ -26,6 +26,7 @@ _LEDGER = {
     "ledger": ("", "_verification", "_witnessed", "_against"),
     "gate": ("", "_verification", "_witnessed", "_against"),
     "rules": ("_rules", "_verification"),
+    "sums": ("_totals", "_rules", "_verification", ""),
     "totals": ("_totals", "_rules", "_verification", ""),
     "checks": ("_checks", "_witnessed"),
     "receipts": ("_receipts", "_checks", "_witnessed"),
@@ -34,7 +35,7 @@ _LEDGER = {
 _ROUNDS = (
     "tests/integration/test_round_rules.py",
     "tests/integration/test_check_rules.py",
-    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "masks", "checks", "accounts")),
+    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "masks", "checks", "accounts", "studies")),
     "tests/integration/test_kept.py",
 )
 

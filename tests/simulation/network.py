@@ -15,6 +15,7 @@ from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.service.hub import Hub
 from veilsum_node.errors import RefusalCode, VeilsumError
 from veilsum_participant.protocol.payloads import Payload
+from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
@@ -104,7 +105,7 @@ class Link:
                 return
         for index in range(start, len(payload.pieces)):
             self._call(lambda hub, index=index: hub.upload(name, study, attempt, index, bytes(payload.pieces[index])))
-        self._call(lambda hub: hub.receipt(name, study, attempt, payload.receipt))
+        self._call(lambda hub: hub.receipt(name, study, attempt, part_of_receipt(payload.receipt)))
 
     def answer(self, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
         self._world.checks.checked(self._process, study, attempt, words, signature)

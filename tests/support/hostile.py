@@ -240,7 +240,6 @@ class Adversary:
             pb.SealedBox(
                 sender=box.sender,
                 recipient=box.recipient,
-                purpose=box.purpose.value,
                 ciphertext=box.ciphertext,
                 signature=box.signature,
             )

@@ -4,6 +4,7 @@ a round in order; and SEAL's own decryptor, as an oracle."""
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -280,6 +281,14 @@ def shifted(total: Contribution, place: int, amount: int, ring: RingParameters) 
     added = round(Fraction(ring.prime * (amount % ring.plain_modulus), ring.plain_modulus))
     coefficients[place] = (int(coefficients[place]) + added) % ring.prime
     return replace(total, coefficients=coefficients)
+
+
+def said_in(body: bytes) -> CheckStatement:
+    """What stands in an answer's bytes."""
+    value = json.loads(body)
+    digests = {name: bytes.fromhex(value[name]) for name in ("study", "context", "challenge", "sum")}
+    rest = {name: value[name] for name in ("participant", "round", "attempt")}
+    return CheckStatement(**digests, **rest, words=tuple(value["words"]))
 
 
 def seal_decrypts(coefficients: Words, common: Words, key: Integers, ring: RingParameters) -> list[int]:

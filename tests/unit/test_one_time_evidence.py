@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from support.one_time import STUDY, Members, Played, identity, make_members, play, signing_key, some_vectors
+from support.one_time import STUDY, Members, Played, identity, make_members, play, said_in, signing_key, some_vectors
 from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
@@ -28,9 +28,9 @@ from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes,
 from veilsum_privacy.securesum.check_words import (
     Signed,
     SumStatement,
+    answer_words,
     checks_digest,
     consent_statement,
-    parse_check,
     products,
     sign_sum,
 )
@@ -109,7 +109,7 @@ def test_whatever_is_changed_is_refused(played: Played) -> None:
         for body, signature in ((receipt.body, flipped(receipt.signature, 9)), (flipped(receipt.body, 80), receipt.signature)):
             with pytest.raises(HostileInput):
                 verified(played, replace(honest, receipts=at(honest.receipts, place, SignedReceipt(body, signature))))
-        said = parse_check(honest.checks[place], RING_2048.plain_modulus)
+        said = said_in(honest.checks[place])
         for change in (
             {"words": (said.words[0] ^ 1, *said.words[1:])}, {"challenge": bytes(32)}, {"sum": bytes(32)}, {"round": 2},
             {"attempt": 2}, {"study": bytes(32)}, {"context": bytes(32)},
@@ -119,7 +119,7 @@ def test_whatever_is_changed_is_refused(played: Played) -> None:
     for word in (other.evidence.fixed, Signed(honest.fixed.body, flipped(honest.fixed.signature, 9))):
         with pytest.raises(HostileInput):
             verified(played, replace(honest, fixed=word))
-    fixed = SumStatement(STUDY, "site-00", 1, 1, members.context, parse_check(honest.checks[0], RING_2048.plain_modulus).sum)
+    fixed = SumStatement(STUDY, "site-00", 1, 1, members.context, said_in(honest.checks[0]).sum)
     with pytest.raises(HostileInput, match="another sum"):
         verified(played, replace(honest, fixed=sign_sum(fixed, signing_key("site-00"))))
     mine = honest.fixed.body
@@ -162,7 +162,7 @@ def test_a_sum_with_one_other_byte_is_refused(played: Played, place: int, change
 def test_nothing_secret_is_shown(played: Played) -> None:
     """What stands in a log or in a traceback: no consent, no words, no numbers of a contribution."""
     honest = played.evidence
-    said = parse_check(honest.checks[0], RING_2048.plain_modulus)
+    said = said_in(honest.checks[0])
     assert all(repr(secret) not in repr(honest) for secret in (honest.total, *honest.consents))
     assert all(str(word) not in repr(said) for word in said.words)
     assert "object at" not in repr(played.sent[0])
@@ -205,24 +205,26 @@ def test_a_proof_comes_back_from_its_files(played: Played) -> None:
 
 
 def test_malformed_answers_are_refused(played: Played) -> None:
-    body, t = played.evidence.checks[0], RING_2048.plain_modulus
-    value = json.loads(body)
-    assert parse_check(body, t).to_bytes() == body
+    """Words that are none of an answer by themselves; all else because it is not what its member must have signed."""
+    honest, t = played.evidence, RING_2048.plain_modulus
+    body, value = honest.checks[0], json.loads(honest.checks[0])
+    assert answer_words(body, t) == tuple(value["words"])
+
+    def other(**change: Any) -> bytes:
+        return json.dumps(value | change, sort_keys=True, separators=(",", ":")).encode()
+
+    for words in ([0, 0], [0, 0, 0, 0], [0, 0, t], [0, 0, -1], [0, 0, True], "abc", 5, None, ["0", "0", "0"]):
+        with pytest.raises(HostileInput, match="words below"):
+            answer_words(other(words=words), t)
+    for data in (b"", b"null", b"[]", b"{}", body + b" "):
+        with pytest.raises(HostileInput):
+            answer_words(data, t)
     for change in (
-        {"v": 1}, {"words": [0, 0]}, {"words": [0, 0, t]},
-        {"words": [0, 0, -1]}, {"words": [0, 0, True]}, {"words": "abc"}, {"words": 5},
-        {"words": None},
-        {"words": ["0", "0", "0"]}, {"challenge": "00"}, {"sum": "x"}, {"context": 5}, {"study": value["study"].upper()},
-        {"round": 0}, {"attempt": True}, {"participant": 3}, {"more": 1},
+        {"v": 1}, {"challenge": "00"}, {"sum": "x"}, {"context": 5}, {"study": value["study"].upper()}, {"round": 0},
+        {"attempt": True}, {"participant": 3}, {"participant": "a" * 3000}, {"participant": "site-01"}, {"more": 1},
     ):  # fmt: skip
-        with pytest.raises(HostileInput):
-            parse_check(json.dumps(value | change, sort_keys=True, separators=(",", ":")).encode(), t)
-    long = json.dumps(value | {"participant": "a" * 3000}, sort_keys=True, separators=(",", ":")).encode()
-    with pytest.raises(HostileInput, match="larger than allowed"):
-        parse_check(long, t)
-    for data in (b"", b"null", b"[]", body + b" "):
-        with pytest.raises(HostileInput):
-            parse_check(data, t)
+        with pytest.raises(HostileInput, match="challenge about another sum"):
+            verified(played, replace(honest, checks=at(honest.checks, 0, other(**change))))
 
 
 # -- fixed bytes -------------------------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ def fixed_bytes() -> dict[str, str]:
     for name, ring in (("2048", RING_2048), ("4096", RING_4096)):
         members = make_members(3, size=4100, bound=1000, ring=ring, seed=77)
         played = play(members, some_vectors(members))
-        said = parse_check(played.evidence.checks[1], ring.plain_modulus)
+        said = said_in(played.evidence.checks[1])
         statements = [json.loads(body) for body in (played.fixed[1].body, *played.evidence.checks)]
         found |= {
             f"{name} common": short(common_polynomials(members.context, ring, 1, 1).astype("<u8").tobytes()),

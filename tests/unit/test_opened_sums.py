@@ -59,6 +59,10 @@ def test_a_sum_is_what_it_was_to_the_bit(ring: RingParameters, count: int, size:
     np.testing.assert_array_equal(found.words, words)
     np.testing.assert_array_equal(found.values, values)
     np.testing.assert_array_equal(found.values, played.exact)
+    narrow = unmask_values(words, members.plan, members.context, members.consents, members.plan.narrowest)
+    assert values.dtype == np.int64
+    assert narrow.dtype == np.int32
+    np.testing.assert_array_equal(narrow, played.exact)
     if size > 1000:  # bounds are reached here; with noise, lanes are wider than what lies in them
         assert len(data) < 0.9 * len(total_to_bytes(played.total, members.plan))
 
@@ -71,6 +75,17 @@ def test_the_nearest_phase_of_a_word_is_exact_to_one(ring: RingParameters) -> No
     some = [0, 1, 2, t // 2, t // 2 + 1, t - 2, t - 1, *(int.from_bytes(random.bytes(8), "big") % t for _ in range(5000))]
     for word, near in zip(some, nearest(np.array(some, dtype=np.uint64), ring).tolist(), strict=True):
         assert abs(near * t - word * q) <= t
+
+
+def test_a_sum_that_reaches_further_than_32_bits_is_held_in_64() -> None:
+    """Its largest and smallest values come out, whichever type holds them."""
+    for bound, kind in (((1 << 30) - 1, np.int32), (1 << 30, np.int64)):
+        members = make_members(2, 2, bound, RING_4096)
+        assert members.plan.narrowest is kind
+        words = members.masked_total([np.array([bound, -bound])] * 2)
+        values = unmask_values(words, members.plan, members.context, members.consents, members.plan.narrowest)
+        assert values.dtype == kind
+        assert values.tolist() == [2 * bound, -2 * bound]
 
 
 def evidence_of(played: Played, data: bytes) -> object:
@@ -105,14 +120,10 @@ def test_another_sum_that_opens_is_not_the_one_that_members_answered_for() -> No
 def test_a_false_sum_that_was_fixed_before_the_challenge_is_found_by_its_words() -> None:
     """As of a whole sum: it has the digest that all answered for, and the answers say other words."""
     members = make_members(3, 40)
-    vectors = some_vectors(members)
-    played = play(members, vectors)
-    false = play(members, vectors, shifted(played.total, 3, 1, members.ring))
-    object.__setattr__(false, "sent", played.sent)
-    false.receipts = [members.receipt(name, one.contribution) for name, one in zip(members.names, played.sent, strict=True)]
-    data = written(members, false.total)
-    with pytest.raises(HostileInput):
-        evidence_of(false, data)
+    played = play(members, some_vectors(members))
+    false = replace(played, total=shifted(played.total, 3, 1, members.ring))
+    with pytest.raises(HostileInput, match="vouched"):
+        evidence_of(false, written(members, false.total))
 
 
 def read_by_hand(data: bytes, count: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -24,7 +23,6 @@ from veilsum_privacy.securesum.boxes import (
     SHARE_BYTES,
     Box,
     BoxKey,
-    Purpose,
     check_public_key,
     pair_seed,
     seal,
@@ -36,12 +34,6 @@ from veilsum_privacy.study.study import PrivacyDemand, Study, TaskDeclaration
 STUDY, ROSTER, CONTEXT = (bytes([number]) * 32 for number in range(1, 4))
 MEANS = {"clip": 1.0, "missing": "centre", "count_weight": 0.5, "sum_weight": 1.0}
 FORGE = Forge()
-
-
-class Other(StrEnum):
-    """What no box of this version is for."""
-
-    PURPOSE = "dealt-keys"
 
 
 @cache
@@ -56,12 +48,11 @@ def _seal(secret: bytes = b"a seed", **changes: Any) -> Box:
     _, key, _ = _party("north")
     fields = {"study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "key": key,
               "public": _party("south")[2].public}  # fmt: skip
-    return seal(secret, changes.pop("purpose", Purpose.PAIR_SHARE), **(fields | changes))  # type: ignore[arg-type]
+    return seal(secret, **(fields | changes))  # type: ignore[arg-type]
 
 
 def _unseal(box: Box, **changes: Any) -> bytes:
-    fields = {"study": STUDY, "roster": ROSTER, "sender": _party("north")[0], "recipient": "south",
-              "purpose": Purpose.PAIR_SHARE, "key": _party("south")[2]}  # fmt: skip
+    fields = {"study": STUDY, "roster": ROSTER, "sender": _party("north")[0], "recipient": "south", "key": _party("south")[2]}
     return unseal(box, **(fields | changes))  # type: ignore[arg-type]
 
 
@@ -80,7 +71,6 @@ def test_a_box_opens_only_where_it_was_meant_to() -> None:
         {"roster": STUDY},
         {"sender": _party("west")[0]},
         {"recipient": "west"},
-        {"purpose": Other.PURPOSE},
         {"key": _party("west")[2]},
         {"recipient": "west", "key": _party("west")[2]},
     ):
@@ -88,20 +78,20 @@ def test_a_box_opens_only_where_it_was_meant_to() -> None:
             _unseal(box, **changes)
 
 
-@pytest.mark.parametrize("change", [{"sender": "west"}, {"recipient": "west"}, {"purpose": Other.PURPOSE}])
+@pytest.mark.parametrize("change", [{"sender": "west"}, {"recipient": "west"}])
 def test_a_box_says_itself_whom_it_is_for(change: dict[str, Any]) -> None:
     """What was sealed and signed is as expected, only the names beside it are others."""
-    with pytest.raises(HostileInput, match="names another sender, recipient or purpose"):
+    with pytest.raises(HostileInput, match="names another sender or recipient"):
         _unseal(replace(_seal(), **change))
 
 
 def test_a_box_under_other_names_is_refused_though_its_signature_holds() -> None:
-    for changes in ({"study": ROSTER}, {"roster": STUDY}, {"recipient": "west"}, {"purpose": Other.PURPOSE}):
+    for changes in ({"study": ROSTER}, {"roster": STUDY}, {"recipient": "west"}):
         box = _seal(**changes)
         with pytest.raises(HostileInput):
             _unseal(box)
         with pytest.raises(HostileInput):
-            _unseal(replace(box, recipient="south", purpose=Purpose.PAIR_SHARE))
+            _unseal(replace(box, recipient="south"))
 
 
 def test_another_sender_cannot_take_over_a_box() -> None:
@@ -117,6 +107,15 @@ def test_another_sender_cannot_take_over_a_box() -> None:
         _unseal(replace(box, sender="west"), sender=thief[0])
     with pytest.raises(HostileInput, match="signature"):
         _unseal(_seal(key=thief[1]))
+
+
+def test_a_box_that_was_sealed_for_something_else_is_refused() -> None:
+    """As those in which a member dealt keys to all, up to version 5 of the protocol: sealed and signed by the same sender."""
+    box, key = _seal(), _party("north")[1]
+    info = {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "purpose": "dealt-keys"}
+    signature = key.sign(Label.SEEDS, digest("box", canonical(info), box.ciphertext))
+    with pytest.raises(HostileInput, match="signature"):
+        _unseal(replace(box, signature=signature))
 
 
 def test_an_altered_box_is_refused() -> None:

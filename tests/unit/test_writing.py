@@ -18,7 +18,7 @@ from veilsum_coordinator.storage.outage import Outage, Writer
 from veilsum_coordinator.storage.records import boxes_data
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import StateError
-from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.boxes import Box
 
 
 class Silent:
@@ -107,7 +107,7 @@ def test_boxes_that_were_stored_late_are_not_written_again(tmp_path: Path, monke
         writes.append(data)
 
     monkeypatch.setattr(journal_module, "write_boxes", slow)
-    study, first, other = bytes(32), *([Box("a", "b", Purpose.PAIR_SHARE, text, b"")] for text in (b"1", b"2"))
+    study, first, other = bytes(32), *([Box("a", "b", text, b"")] for text in (b"1", b"2"))
     with pytest.raises(NotStoredError):
         journal.keep_boxes(study, "a", first)
     with pytest.raises(NotStoredError):  # the first is under way

@@ -26,7 +26,7 @@ from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.records import PROTOCOL, KeptRelease, KeptStudy, KeptSum, RoundStart
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
-from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.ledger.receipts import ReceiptPart, parse_receipt
 from veilsum_privacy.results.whole_sums import total_blocks
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
@@ -375,11 +375,11 @@ class StudyMachine:
         current.accumulator.add(name, index, data)
         self._observer.received(name, len(data))
 
-    def receipt(self, name: str, attempt: int, signed: SignedReceipt) -> None:
+    def receipt(self, name: str, attempt: int, told: ReceiptPart) -> None:
         """Take the receipt that ends an upload; with the last one the sum is made durable and stands fixed."""
         current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
         last, again = self._numbers.get(name, 0), current.accumulator.uploads[name].complete
-        current.receipt(name, signed, self.members.fixed_roster(), last)
+        current.receipt(name, told, self.members.fixed_roster(), last)
         if not again:
             self._observer.contributed(name)
         if current.accumulator.complete:

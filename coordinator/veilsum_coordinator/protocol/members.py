@@ -27,10 +27,6 @@ _MOST_NAMED = 20  # of a study's silent sites; it may invite a thousand
 LOG = logging.getLogger("veilsum.coordinator")
 
 
-def _nothing() -> None:
-    """For members that nothing makes durable."""
-
-
 class StudyPhase(StrEnum):
     """Where a study is."""
 
@@ -147,7 +143,7 @@ class Members:
         """Which members of the roster are not among ``names`` and why, for people."""
         return _told([seat for name, seat in self.seats.items() if name in self.names and name not in names], "not ready")
 
-    def enrol(self, name: str, enrolment: Enrolment, keep: Callable[[], None] = _nothing) -> None:
+    def enrol(self, name: str, enrolment: Enrolment, keep: Callable[[], None]) -> None:
         """Take an enrolment; ``keep`` makes it durable before it counts.
 
         Raises:
@@ -227,7 +223,7 @@ class Members:
                 return place
         return None
 
-    def seal(self, name: str, boxes: Sequence[Box], keep: Callable[[], None] = _nothing) -> None:
+    def seal(self, name: str, boxes: Sequence[Box], keep: Callable[[], None]) -> None:
         """Take a member's boxes, complete or not at all; ``keep`` makes them durable before they count.
 
         Raises:

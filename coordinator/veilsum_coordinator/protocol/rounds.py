@@ -19,7 +19,8 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Credentials, Label, verify
 from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger import Mechanism
-from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
+from veilsum_privacy.ledger.countersigning import part_of_receipt
+from veilsum_privacy.ledger.receipts import Receipt, ReceiptPart, SignedReceipt, parse_receipt, whole_receipts
 from veilsum_privacy.securesum.check_words import (
     CheckAnswer,
     CheckStatement,
@@ -93,7 +94,8 @@ class FixedSum:
         return CheckStatement(self._study, name, number, attempt, self.context, self.challenge, self.digest, words)
 
     def open(self, answers: Sequence[CheckAnswer], consents: Sequence[bytes], *, shown: bool = False) -> Integers:
-        """The released values in grid units, (size,), once: the opened words take the place of the sum, which is stored.
+        """The released values in grid units, (size,) of the plan's narrowest type, once: the opened words take the place of
+        the sum, which is stored.
 
         Args:
             answers, consents: of the cohort, in its order.
@@ -110,7 +112,8 @@ class FixedSum:
         said = [answer.words for answer in answers]
         verify_check_words(words, self._plan.ring.plain_modulus, self.context, self.challenge, said, consents)
         self.total = Contribution(self.total.share, words[:0].copy())  # it is stored, and as long as the sum
-        values = unmask_values(words, self._plan, self.context, consents)
+        values = unmask_values(words, self._plan, self.context, consents, self._plan.narrowest)
+        del words  # as long as the values
         if opening is not None:
             self.shown = opening.to_bytes(values)
         return values
@@ -224,37 +227,39 @@ class Round:
         self.received, self.countersigned, self.fixed = self.bytes_received, None, None
         self.accumulator.uploads = {}
 
-    def receipt(self, name: str, signed: SignedReceipt, roster: Roster, last: int) -> None:
-        """Take the receipt that ends an upload.
+    def receipt(self, name: str, told: ReceiptPart, roster: Roster, last: int) -> None:
+        """Take the receipt that ends an upload: what its sender must have signed for this attempt and for what was received.
 
         What the mirror would refuse is refused here, to its sender: found with the last receipt, it would meet whoever sent
         that one.
 
         Args:
+            told: what of it does not follow; its payload does.
             last: number of the sender's last receipt that was shown to a cohort, 0 for none.
 
         Raises:
             HostileInput: pieces are missing, or the receipt is not the sender's next one for exactly what it sent.
         """
-        upload = self.accumulator.uploads[name]
-        if upload.complete:
-            if upload.receipt != signed:
+        upload, task = self.accumulator.uploads[name], self.plan.task
+        if upload.receipt is not None:
+            if part_of_receipt(upload.receipt)._replace(payload=told.payload) != told:
                 raise HostileInput("A second, different receipt came for one upload.")
             return
         if upload.next != self.plan.encoding.pieces:
             raise HostileInput("The receipt came before the last piece.")
-        study, key = self.plan.task.study, self.plan.task.agreed.digest
-        receipt = verify_receipt(signed, roster.member(name).identity, key, self.context, 6)
-        if receipt.payload != upload.payload:
-            raise HostileInput("The receipt is for another contribution than the one received.")
+        told = told._replace(payload=upload.payload)
         mechanism = Mechanism.of(self.plan.declaration, self.plan.noise)
-        described = (receipt.dataset, receipt.mechanism, receipt.unit, receipt.cohort_size)
-        if (receipt.round, receipt.attempt) != self.present or described != (
-            study.dataset, mechanism, study.privacy.unit, len(self.cohort)
-        ):  # fmt: skip
-            raise HostileInput("The receipt describes a different release than this attempt's.")
-        if receipt.number <= last:
-            raise HostileInput(f"The receipt has number {receipt.number}, but number {last} was shown already.")
+        own = Receipt(
+            task.agreed.digest, name, self.number, self.assignment.attempt, self.context, told.payload, told.number, told.head,
+            task.study.dataset, mechanism, task.study.privacy.unit, len(self.cohort), told.consent,
+        )  # fmt: skip
+        (signed,) = whole_receipts((told,), own, (name,))
+        try:
+            verify(roster.member(name).identity.public_key, Label.RECEIPT, signed.body, signed.signature)
+        except HostileInput as error:
+            raise HostileInput("The receipt was not signed for this attempt and what was received in it.") from error
+        if told.number <= last:
+            raise HostileInput(f"The receipt has number {told.number}, but number {last} was shown already.")
         upload.receipt = signed
 
     def receipts(self) -> list[SignedReceipt]:

@@ -31,7 +31,7 @@ from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, Releas
 from veilsum_privacy.results.release_names import round_file
 from veilsum_privacy.results.sum_evidence import check_bodies
 from veilsum_privacy.results.whole_sums import total_from_bytes
-from veilsum_privacy.securesum.check_words import Signed, parse_check
+from veilsum_privacy.securesum.check_words import Signed, answer_words
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.written_sums import opened_to_bytes
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -97,15 +97,18 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         summed = total_from_bytes(total, plan)
         del total  # what is as long as the sum is not held twice
         shown = opened_to_bytes(summed, plan, context, release.consents)
-    fixed = fixed_object(release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature)
+    signed = release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature
+    fixed = pb.FixedObject.FromString(fixed_object(*signed))
+    for receipt in fixed.receipts:
+        receipt.ClearField("consent")  # follows from the consent itself
     modulus = plan.ring.plain_modulus
     members = [
-        pb.MemberConsent(words=parse_check(body, modulus).words, consent=consent, signature=agreed)
+        pb.MemberConsent(words=answer_words(body, modulus), consent=consent, signature=agreed)
         for body, consent, agreed in zip(release.checks, release.consents, release.agreed, strict=True)
     ]
     return pb.ReleaseObject(
         assignment=release.assignment,
-        fixed=pb.FixedObject.FromString(fixed),
+        fixed=fixed,
         certificate=b""
         if before is not None and read_proof(before).coordinator == release.coordinator
         else release.coordinator,

@@ -12,8 +12,8 @@ from veilsum_coordinator.service.shared import read_report
 from veilsum_node.addresses import peer_host
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, Role, hello_digest
-from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.ledger.receipts import ReceiptPart
+from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CHECKS
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import PROTOCOL_VERSIONS, SOFTWARE
@@ -246,8 +246,9 @@ class Coordination(CoordinationServicer):
             elif chunk.study or chunk.attempt or chunk.seen:
                 raise HostileInput("Only the first chunk of an upload names its attempt.")
             if chunk.HasField("receipt"):
-                signed = SignedReceipt(_bounded(chunk.receipt.body, 2048, "receipt"), chunk.receipt.signature)
-                self._hub.receipt(name, key, attempt, signed)
+                told = chunk.receipt
+                signature = _bounded(told.signature, MAX_SIGNATURE_BYTES, "signature")
+                self._hub.receipt(name, key, attempt, ReceiptPart(b"", told.number, told.head, told.consent, signature))
             else:
                 self._hub.upload(name, key, attempt, chunk.index, chunk.data)
         if not key:
@@ -286,11 +287,7 @@ class Coordination(CoordinationServicer):
 
 
 def _box(message: pb.SealedBox) -> Box:
-    try:
-        purpose = Purpose(message.purpose)
-    except ValueError as error:
-        raise HostileInput("A box has an unknown purpose.") from error
     ciphertext = _bounded(message.ciphertext, MAX_BOX_BYTES, "sealed box")
     if len(message.sender) > 64 or len(message.recipient) > 64 or len(message.signature) > MAX_SIGNATURE_BYTES:
         raise HostileInput("A box's names or signature are larger than allowed.")
-    return Box(message.sender, message.recipient, purpose, ciphertext, message.signature)
+    return Box(message.sender, message.recipient, ciphertext, message.signature)

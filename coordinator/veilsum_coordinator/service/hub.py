@@ -27,7 +27,7 @@ from veilsum_node.identity import Credentials, Label, Role, verify, verify_certi
 from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.ledger.countersigning import countersign_again
-from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.ledger.receipts import ReceiptPart
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.roster import Enrolment
@@ -246,10 +246,10 @@ class Hub:
             entry.changes += 1
             self.sessions[name].received += len(data)
 
-    def receipt(self, name: str, key: bytes, attempt: int, signed: SignedReceipt) -> None:
+    def receipt(self, name: str, key: bytes, attempt: int, told: ReceiptPart) -> None:
         """See :meth:`StudyMachine.receipt`."""
         with self._change(key, name):
-            self._table.entry(key).machine.receipt(name, attempt, signed)
+            self._table.entry(key).machine.receipt(name, attempt, told)
 
     def answer(self, name: str, key: bytes, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
         """See :meth:`StudyMachine.answer`."""

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +191,12 @@ class HubFederation(StoredFederation):
         del values, opened  # they are as long as the release
         if 8 * size >= LONG:
             give_back_freed()
-        shown = current.total.shown
-        self._hub.journal.outage.wait(lambda: self._hub.objects.keep_release(self._key, current.number, shown))
+        keep = partial(self._hub.objects.keep_release, self._key, current.number, current.total.shown)
+        self._hub.journal.outage.wait(keep)
+        self._hub.released(self._key, self._machine, current)
+        del keep  # with the round the last that holds the sum as it is shown
         if 8 * size >= LONG:
             give_back_freed()
-        self._hub.released(self._key, self._machine, current)
         self._round = current.number
         done, epsilon = self._spent()
         LOG.info(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from veilsum_privacy.ledger.countersigning import part_of_receipt, part_of_word
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_proto import federation_pb2 as pb
 
@@ -53,18 +53,10 @@ def receipt_message(receipt: SignedReceipt) -> pb.SignedReceipt:
 
 def box_message(box: Box) -> pb.SealedBox:
     """A sealed box on the wire."""
-    return pb.SealedBox(
-        sender=box.sender,
-        recipient=box.recipient,
-        purpose=box.purpose.value,
-        ciphertext=box.ciphertext,
-        signature=box.signature,
-    )
+    return pb.SealedBox(sender=box.sender, recipient=box.recipient, ciphertext=box.ciphertext, signature=box.signature)
 
 
 def parse_boxes(data: bytes) -> list[Box]:
     """Sealed boxes that the journal kept, as a ``BoxesObject``."""
-    return [
-        Box(item.sender, item.recipient, Purpose(item.purpose), item.ciphertext, item.signature)
-        for item in pb.BoxesObject.FromString(data).boxes
-    ]
+    boxes = pb.BoxesObject.FromString(data).boxes
+    return [Box(item.sender, item.recipient, item.ciphertext, item.signature) for item in boxes]

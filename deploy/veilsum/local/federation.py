@@ -19,6 +19,7 @@ from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, ObjectKind
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.payloads import Payload
+from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study
@@ -69,7 +70,7 @@ class LocalChannel:
                 return
         for index in range(start, len(payload.pieces)):
             self._hub.upload(self._name, study, payload.attempt, index, bytes(payload.pieces[index]))
-        self._hub.receipt(self._name, study, payload.attempt, payload.receipt)
+        self._hub.receipt(self._name, study, payload.attempt, part_of_receipt(payload.receipt))
 
     def answer(self, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
         self._hub.answer(self._name, study, attempt, words, signature)

@@ -190,7 +190,6 @@ class SealedBox(Message):
     grows: ClassVar[bool] = True
     sender: str = text(2, LONGEST_NAME)
     recipient: str = text(3, LONGEST_NAME)
-    purpose: str = text(4, LONGEST_NAME)
     ciphertext: bytes = octets(5, CHUNK_BYTES)
     signature: bytes = octets(6, SIGNATURE)
 
@@ -458,7 +457,8 @@ class Ready(Inquiry[Acknowledged]):
 
 @dataclass(frozen=True)
 class UploadPayload(Inquiry[Acknowledged]):
-    """Upload a payload, from the piece that the coordinator wants next if an upload of it was begun (``resumed``)."""
+    """Upload a payload, from the piece that the coordinator wants next if an upload of it was begun (``resumed``); of its
+    receipt what does not follow from it."""
 
     code, answer, most, most_answered, seconds = 10, Acknowledged, MAX_OBJECT_BYTES, SMALL, 5 * STREAM + 300
     study: bytes = octets(1, 64)
@@ -466,7 +466,7 @@ class UploadPayload(Inquiry[Acknowledged]):
     attempt: int = number(3)
     resumed: int = number(4, 1)
     pieces: tuple[bytes | memoryview, ...] = blobs(5, 2**20, MAX_OBJECT_BYTES)
-    receipt: SignedBytes = one(6, SignedBytes)
+    receipt: MemberReceipt = one(6, MemberReceipt)
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,7 @@ class GrpcChannel:
         size = 0
         for box in request.boxes:
             message = pb.SealedBox(
-                sender=box.sender,
-                recipient=box.recipient,
-                purpose=box.purpose,
-                ciphertext=box.ciphertext,
-                signature=box.signature,
+                sender=box.sender, recipient=box.recipient, ciphertext=box.ciphertext, signature=box.signature
             )
             if size + message.ByteSize() > CHUNK_BYTES:
                 messages.append(pb.SealedBoxes())
@@ -228,7 +224,8 @@ class GrpcChannel:
 
 
 def _chunks(payload: says.UploadPayload, start: int, seen: Sequence[tuple[int, int]]) -> Iterator[pb.UploadChunk]:
-    receipt = pb.SignedReceipt(body=payload.receipt.body, signature=payload.receipt.signature)
+    own = payload.receipt
+    receipt = pb.MemberReceipt(number=own.number, head=own.head, consent=own.consent, signature=own.signature)
     for index in range(start, len(payload.pieces) + 1):
         last = index == len(payload.pieces)
         chunk = pb.UploadChunk(receipt=receipt) if last else pb.UploadChunk(index=index, data=bytes(payload.pieces[index]))

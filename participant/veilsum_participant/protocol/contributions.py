@@ -147,7 +147,7 @@ class Contributions:
         site = self._site
         row, study = opened.row, opened.study
         if row.status != StudyState.READY:
-            raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
+            raise Refusal(RefusalCode.KEYS, "The seeds that this site shares with others are not complete.")
         if not resumed and (assignment.attempt <= row.attempt or assignment.round < row.round):
             raise Refusal(RefusalCode.ROUND, "Round and attempt numbers only increase; this one was seen before.")
         if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock

@@ -24,7 +24,7 @@ from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settl
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
 from veilsum_participant.store.studies import StudyState, find_method
 from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
-from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
@@ -290,8 +290,4 @@ def _greeted_again(channel: Channel) -> bool:
 
 
 def _box(message: says.SealedBox) -> Box:
-    try:
-        purpose = Purpose(message.purpose)
-    except ValueError as error:
-        raise Refusal(RefusalCode.KEYS, "A box has an unknown purpose.") from error
-    return Box(message.sender, message.recipient, purpose, message.ciphertext, message.signature)
+    return Box(message.sender, message.recipient, message.ciphertext, message.signature)

@@ -27,7 +27,7 @@ from veilsum_participant.store.studies import (
     open_studies,
     signed_studies,
 )
-from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
+from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, pair_seed, seal, unseal
 from veilsum_privacy.securesum.graph import mask_graph
 from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol
 from veilsum_privacy.study.study import parse_study
@@ -217,7 +217,6 @@ class Membership:
     def _seal(self, key: bytes, roster: Roster, recipient: str, share: bytes) -> Box:
         return seal(
             share,
-            Purpose.PAIR_SHARE,
             study=key,
             roster=roster.digest,
             sender=self._site.name,
@@ -236,7 +235,6 @@ class Membership:
                 roster=roster.digest,
                 sender=member.identity,
                 recipient=self._site.name,
-                purpose=Purpose.PAIR_SHARE,
                 key=box_key,
             )
             if box.sender == self._site.name or box.sender in shares or len(secret) != SHARE_BYTES:

@@ -53,11 +53,11 @@ from veilsum_privacy.securesum.check_words import (
     ConsentStatement,
     Signed,
     SumStatement,
+    answer_words,
     challenge,
     check_words,
     checks_digest,
     consent_statement,
-    parse_check,
     sign_check,
     sign_consent,
     verify_answers,
@@ -167,7 +167,7 @@ class Openings:
                 return None
             if row.state is AttemptState.PAYLOAD:  # the coordinator's key may have been renewed since
                 change_attempt(connection, key, row.attempt, shown=canonical(shown))
-            return CheckAnswer(parse_check(signed.body, modulus).words, signed.signature)
+            return CheckAnswer(answer_words(signed.body, modulus), signed.signature)
         sharing = sharing_masks(mask_graph(roster, opened.study.privacy), assignment, site.name)
         masks = MemberMasks(row.context, site.name, sharing, opened.seeds, promised(row.consent))
         words = check_words(unpack_words(promised(row.words), plan), modulus, rho, masks)

@@ -19,6 +19,7 @@ from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Peer
 from veilsum_participant.boundary.encoding import Inquiry, Message, read
 from veilsum_participant.protocol.payloads import Payload
+from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import PROTOCOL_VERSIONS, SOFTWARE
@@ -192,9 +193,7 @@ class SiteChannel:
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         """Deliver sealed boxes; none is an answer too."""
-        sealed = tuple(
-            says.SealedBox(box.sender, box.recipient, box.purpose.value, box.ciphertext, box.signature) for box in boxes
-        )
+        sealed = tuple(says.SealedBox(box.sender, box.recipient, box.ciphertext, box.signature) for box in boxes)
         self._ask(says.Seal(study=study, boxes=sealed))
 
     def ready(self, study: bytes) -> None:
@@ -203,6 +202,7 @@ class SiteChannel:
 
     def upload(self, study: bytes, payload: Payload) -> None:
         """Upload a payload."""
+        own = parse_receipt(payload.receipt.body)
         self._ask(
             says.UploadPayload(
                 study=study,
@@ -210,7 +210,7 @@ class SiteChannel:
                 attempt=payload.attempt,
                 resumed=int(payload.resumed),
                 pieces=tuple(payload.pieces),
-                receipt=says.SignedBytes(payload.receipt.body, payload.receipt.signature),
+                receipt=says.MemberReceipt(b"", own.number, own.head, own.consent, payload.receipt.signature),
             )
         )
 

@@ -24,6 +24,8 @@ from veilsum_privacy.ledger.receipts import (
     ReceiptPart,
     SignedReceipt,
     WordPart,
+    consent_commitment,
+    consent_proof,
     parse_countersignature,
     verify_countersignature,
     verify_receipt,
@@ -174,7 +176,7 @@ class ReleaseParts(NamedTuple):
 
     Attributes:
         assignment: canonical JSON.
-        receipts: of the cohort, in its order.
+        receipts: of the cohort, in its order; their commitments follow from the consents.
         countersigned: the coordinator's word on them.
         fixed: digest of the sum.
         signature: under the coordinator's word on that.
@@ -247,7 +249,13 @@ class ReleaseRules:
         own = Receipt(
             checked.digest, "", *about, none, 1, none, study.dataset, mechanism, study.privacy.unit, len(names), none
         )
-        receipts = whole_receipts(tuple(parts.receipts), own, names)
+        if {len(parts.receipts), len(parts.members)} != {len(names)}:
+            raise HostileInput("There is not exactly one receipt and consent of each member of the cohort.")
+        told = tuple(
+            receipt._replace(consent=consent_commitment(context, name, consent_proof(member.consent)))
+            for name, receipt, member in zip(names, parts.receipts, parts.members, strict=True)
+        )
+        receipts = whole_receipts(told, own, names)
         word = whole_word(parts.countersigned, own, study.coordinator, receipts)
         fixed = SumStatement(checked.digest, study.coordinator, *about, parts.fixed).to_bytes()
         words = [item.words for item in parts.members]

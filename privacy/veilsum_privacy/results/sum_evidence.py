@@ -17,10 +17,10 @@ from veilsum_privacy.securesum.check_words import (
     CheckStatement,
     Signed,
     SumStatement,
+    answer_words,
     challenge,
     checks_digest,
     consent_statement,
-    parse_check,
     verify_check_words,
     verify_sum,
 )
@@ -126,15 +126,14 @@ def _answers(
     evidence: Evidence, plan: OneTimePlan, receipts: Sequence[Receipt], fixed: bytes, cohort: Sequence[Identity]
 ) -> tuple[CheckStatement, ...]:
     """All members' answers, if they are about this sum and the challenge that follows from it and these receipts."""
-    said = tuple(parse_check(body, plan.ring.plain_modulus) for body in evidence.checks)
-    if [item.participant for item in said] != [member.name for member in cohort]:
-        raise HostileInput("The answers are not those of the cohort's members, in its order.")
     receipt = receipts[0]
     rho = challenge(receipt.context, [signed.body for signed in evidence.receipts], fixed)
     if any((item.round, item.attempt) != (receipt.round, receipt.attempt) for item in receipts):
         raise HostileInput("The receipts are about different rounds or attempts.")
-    about = receipt.study, receipt.round, receipt.attempt, receipt.context, rho, fixed
-    if any((item.study, item.round, item.attempt, item.context, item.challenge, item.sum) != about for item in said):
+    about, modulus = (receipt.round, receipt.attempt, receipt.context, rho, fixed), plan.ring.plain_modulus
+    pairs = zip(cohort, evidence.checks, strict=True)
+    said = tuple(CheckStatement(receipt.study, member.name, *about, answer_words(body, modulus)) for member, body in pairs)
+    if tuple(item.to_bytes() for item in said) != tuple(evidence.checks):
         raise HostileInput("The members answered a challenge about another sum, or one that does not follow from it.")
     return said
 

@@ -1,7 +1,7 @@
 """Sealed boxes between participants: HPKE (RFC 9180 base mode) with ML-KEM-768 + X25519, HKDF-SHA256, ChaCha20-Poly1305.
 
-Base mode does not say who sealed, so the sender signs info and box; info holds study, roster, sender, recipient and purpose,
-so a box opens only where it was meant to. The hybrid key encapsulation keeps recorded boxes closed to a quantum computer.
+Base mode does not say who sealed, so the sender signs info and box; info holds study, roster, sender, recipient and what it is
+for, so a box opens only where it was meant to. The hybrid key encapsulation keeps recorded boxes closed to a quantum computer.
 
 Each of two participants seals a share of their pair's seed to the other, and :func:`pair_seed` mixes both: who knows what one
 of them draws does not know the seed.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
@@ -29,12 +28,6 @@ _MLKEM_PUBLIC, _MLKEM_PRIVATE, _X25519 = 1184, 64, 32
 PUBLIC_KEY_BYTES = _MLKEM_PUBLIC + _X25519
 
 SHARE_BYTES = 32
-
-
-class Purpose(StrEnum):
-    """What a box carries; part of its info."""
-
-    PAIR_SHARE = "pair-share"
 
 
 class BoxKey:
@@ -103,47 +96,36 @@ class Box:
 
     sender: str
     recipient: str
-    purpose: Purpose
     ciphertext: bytes
     signature: bytes
 
 
-def _info(study: bytes, roster: bytes, sender: str, recipient: str, purpose: Purpose) -> bytes:
+def _info(study: bytes, roster: bytes, sender: str, recipient: str) -> bytes:
     return canonical(
-        {"v": 1, "study": study, "roster": roster, "sender": sender, "recipient": recipient, "purpose": purpose.value}
+        {"v": 1, "study": study, "roster": roster, "sender": sender, "recipient": recipient, "purpose": "pair-share"}
     )
 
 
-def seal(
-    secret: bytes,
-    purpose: Purpose,
-    *,
-    study: bytes,
-    roster: bytes,
-    sender: str,
-    recipient: str,
-    public: bytes,
-    key: SigningKey,
-) -> Box:
-    """Seal ``secret`` to the recipient's public key and sign it.
+def seal(secret: bytes, *, study: bytes, roster: bytes, sender: str, recipient: str, public: bytes, key: SigningKey) -> Box:
+    """Seal a share of a pair's seed to the recipient's public key and sign it.
 
     Raises:
         HostileInput: the recipient's key is invalid.
     """
-    info = _info(study, roster, sender, recipient, purpose)
+    info = _info(study, roster, sender, recipient)
     ciphertext = _SUITE.encrypt(secret, _public_key(public), info=info)
-    return Box(sender, recipient, purpose, ciphertext, key.sign(Label.SEEDS, digest("box", info, ciphertext)))
+    return Box(sender, recipient, ciphertext, key.sign(Label.SEEDS, digest("box", info, ciphertext)))
 
 
-def unseal(box: Box, *, study: bytes, roster: bytes, sender: Identity, recipient: str, purpose: Purpose, key: BoxKey) -> bytes:
+def unseal(box: Box, *, study: bytes, roster: bytes, sender: Identity, recipient: str, key: BoxKey) -> bytes:
     """Verify the sender's signature and open the box.
 
     Raises:
-        HostileInput: another sender, recipient, purpose, study or roster; a wrong signature; altered.
+        HostileInput: another sender, recipient, study or roster; a wrong signature; altered.
     """
-    if (box.sender, box.recipient, box.purpose) != (sender.name, recipient, purpose):
-        raise HostileInput("A sealed box names another sender, recipient or purpose than expected.")
-    info = _info(study, roster, sender.name, recipient, purpose)
+    if (box.sender, box.recipient) != (sender.name, recipient):
+        raise HostileInput("A sealed box names another sender or recipient than expected.")
+    info = _info(study, roster, sender.name, recipient)
     verify(sender.public_key, Label.SEEDS, digest("box", info, box.ciphertext), box.signature)
     return key.open(box.ciphertext, info)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,11 @@ class LanePlan:
     def slots(self) -> int:
         """Words that carry values."""
         return -(-self.size // self.lanes)
+
+    @property
+    def narrowest(self) -> type[np.signedinteger[Any]]:
+        """The type in which the values of the opened sum take the least memory."""
+        return np.int32 if self.reach < 1 << 31 else np.int64
 
     def to_context(self) -> dict[str, object]:
         """What the round's context binds."""

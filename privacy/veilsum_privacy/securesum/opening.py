@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput
@@ -134,7 +135,9 @@ def _rounded(phase: Words, ring: RingParameters, members: int) -> Words:
     return words
 
 
-def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Integers:
+def unmask_values(
+    words: Words, plan: OneTimePlan, context: bytes, consents: Sequence[bytes], kind: DTypeLike = np.int64
+) -> Integers:
     """Take the self-masks off the opened words of a sum, check it and unpack it: (size,) in grid units.
 
     Args:
@@ -142,22 +145,15 @@ def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Seq
         plan: the round's encoding.
         context: the digest c.
         consents: of every member of the cohort.
+        kind: of the integers; :attr:`.lanes.LanePlan.narrowest` where a long sum is not to take twice the memory.
 
     Raises:
         HostileInput: the count is not the cohort's size, or a value is out of range: no value may be used.
     """
-    values, done = np.empty(plan.size, dtype=np.int64), 0
-    for block in unmasked_blocks(words, plan, context, consents):
-        values[done : done + len(block)] = block
-        done += len(block)
-    return values
-
-
-def unmasked_blocks(words: Words, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Iterator[Integers]:
-    """The same in blocks of values, none of which may be used before all are there."""
     modulus, left = plan.ring.plain_modulus, plan.size
     if words.shape != (plan.words,) or len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its words.")
+    values = np.empty(plan.size, dtype=kind)
     streams = [WordStream(consent, DATA.own, context, bound=modulus) for consent in consents]
     for start in range(0, plan.words, _BLOCK):  # a long vector is not held several times over
         total = words[start : start + _BLOCK].copy()
@@ -167,5 +163,6 @@ def unmasked_blocks(words: Words, plan: OneTimePlan, context: bytes, consents: S
         if start == 0 and int(total[0]) != plan.cohort:
             raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")
         found = unpack_lanes(total[1:] if start == 0 else total, plan, left)
+        values[len(values) - left :][: len(found)] = found
         left -= len(found)
-        yield found
+    return values

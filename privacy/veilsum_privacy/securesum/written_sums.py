@@ -10,26 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Integers, Words
+from veilsum_aggregation.arrays import Integers
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.opened_sums import BLOCK, ZEROS, nearest
-from veilsum_privacy.securesum.opening import open_keys_of, open_phases, unmasked_blocks
+from veilsum_privacy.securesum.opening import open_keys_of, open_phases, unmask_values
 from veilsum_privacy.securesum.packed import pack_numbers
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a sum opens to, before self-masks are taken off.
+    """What beside its words a sum opens to.
 
     Attributes:
         keys: (N,) the sum of the one-time keys.
-        words: (plan.words,) M below t.
         rests: (plan.words,) how far each coefficient is from what key and word give.
     """
 
     keys: Integers = field(repr=False)
-    words: Words = field(repr=False)
     rests: NDArray[np.int16] = field(repr=False)
 
     def to_bytes(self, values: NDArray[Any]) -> bytes:
@@ -44,7 +42,8 @@ def open_total(total: Contribution, plan: OneTimePlan, context: bytes, consents:
     """Open a sum, of which all is kept that its bytes are made of.
 
     Args:
-        total: the sum of all contributions of the cohort; its coefficients give way to the words, so it is used up.
+        total: the sum of all contributions of the cohort; its coefficients give way to the words M below t, the self-masks of
+            the data still on, so it is used up.
         plan: of the sum.
         context: the digest c.
         consents: of every member in the cohort's order, held to its receipt before.
@@ -58,17 +57,13 @@ def open_total(total: Contribution, plan: OneTimePlan, context: bytes, consents:
         rest = (phase - nearest(found, plan.ring)).view(np.int64)
         rests[part] = rest + prime * (rest < -(prime // 2)) - prime * (rest > prime // 2)  # a word near t is near 0
         words[part] = found
-    return Opening(keys, words, rests)
+    return Opening(keys, rests)
 
 
 def opened_to_bytes(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> bytes:
     """A sum that opens, in few bytes; arguments and errors as of :func:`open_total`."""
     opening = open_total(total, plan, context, consents)
-    values, done = np.empty(plan.size, dtype=np.int32 if plan.reach < 1 << 31 else np.int64), 0
-    for block in unmasked_blocks(opening.words, plan, context, consents):
-        values[done : done + len(block)] = block
-        done += len(block)
-    return opening.to_bytes(values)
+    return opening.to_bytes(unmask_values(total.coefficients, plan, context, consents, plan.narrowest))
 
 
 def _write(file: io.BytesIO, numbers: NDArray[Any]) -> None:

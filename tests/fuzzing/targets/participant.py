@@ -80,7 +80,7 @@ class Participant(Target):
         message.ParseFromString(whole)
         certificates = [item.identity.certificate for item in stage.credentials.values()]
         for _ in range(rng.choice((1, 1, 2))):
-            mutate_message(rng, message, (stage.key, bytes(32), *certificates, *NAMES, "pair-share", 1, 2))
+            mutate_message(rng, message, (stage.key, bytes(32), *certificates, *NAMES, 1, 2))
         return message.SerializeToString()
 
     def run(self, data: bytes) -> None:
