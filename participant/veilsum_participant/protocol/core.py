@@ -16,17 +16,18 @@ from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions
-from veilsum_participant.protocol.following import Following
 from veilsum_participant.protocol.membership import Membership
+from veilsum_participant.protocol.open_studies import load_open_study
 from veilsum_participant.protocol.openings import Consent, Openings, Shown
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
 from veilsum_participant.store.studies import StudyState, find_method
+from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.check_words import CheckAnswer
-from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 
 LARGEST_NUMBER = 2**53 - 1
@@ -62,7 +63,6 @@ class ParticipantCore:
         self.membership = Membership(site)
         self.contributions = Contributions(site)
         self.openings = Openings(site)
-        self.following = Following(site)
 
     def catch_up(self, channel: Channel) -> list[int]:
         """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
@@ -251,15 +251,25 @@ class ParticipantCore:
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) != (directive.round, directive.attempt):
             raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
-        broadcast = self.following.broadcast(
-            key, assignment, directive.object, lambda kind, number, attempt: channel.fetch(kind, key, number, attempt)
+        payload = self.contributions.on_assignment(
+            key, directive.assignment, self._broadcast(directive, key, assignment, channel)
         )
-        if broadcast is None:
-            broadcast = _needed(directive, ObjectKind.BROADCAST, channel)
-        payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.pieces)))
+
+    def _broadcast(self, directive: Directive, key: bytes, assignment: Assignment, channel: Channel) -> bytes:
+        """What a round broadcasts: what came, or in a study that declares its steps what this site computed."""
+        with self.site.database.reading() as connection:
+            study = load_open_study(connection, self.site, key).study
+        if followed(study) is None:
+            return _needed(directive, ObjectKind.BROADCAST, channel)
+        from veilsum_participant.protocol.following import Following  # which verifies results, for studies that need it
+
+        def fetch(kind: ObjectKind, number: int, attempt: int) -> bytes:
+            return channel.fetch(kind, key, number, attempt)
+
+        return Following(self.site).broadcast(key, assignment, directive.object, fetch)
 
 
 def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:
