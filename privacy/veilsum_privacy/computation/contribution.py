@@ -443,13 +443,6 @@ def _elsewhere(evaluate: _Evaluate, maps: Callable[[Mapping[str, OpaqueMap]], Ma
     return lambda graph, given, most: evaluate(graph, maps(given), most)
 
 
-def on_grid(plan: DeclaredPlan, scaled: Floats) -> Integers:
-    """Vectors of sites in grid units, clamped, as :attr:`SitePart.total` has them."""
-    finer = 2.0**CENTRE_BITS if plan.declaration.unrounded else 1.0
-    clamped = np.clip(scaled, -plan.encoding.bound, plan.encoding.bound)
-    return np.rint(clamped * finer).astype(np.int64)
-
-
 def _add_rows(
     plan: DeclaredPlan,
     batches: Iterable[Records],
