@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
-from veilsum_participant.settings.config import ParticipantConfig, Policy
+from veilsum_participant.settings.config import NEEDED, ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import header_conflict, named_in_records
 from veilsum_participant.settings.encoder_files import find_path
 from veilsum_privacy.accounting.prices import study_epsilon
@@ -132,25 +132,6 @@ def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
             told = f"removed after version {FORMER[name].version}; studies ask for {FORMER[name].now!r} in its place"
             now = "" if FORMER[name].now in policy.tasks else f", and list {FORMER[name].now!r} if the site agrees to it"
             yield name, told, f"Take {name!r} out of policy.tasks{now}."
-
-
-NEEDED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "statistics": (("tables",),),
-    "regression": (("tables",),),
-    "pca": (("gaussian-moments",),),
-    "slot-align": (("class-moments", "gaussian-moments"),),
-    "o-fedavg": (("class-moments", "prototypes"),),
-    "fedcgs": (("class-moments", "aligned-moments", "prototypes"),),
-    "fedpft": (("class-mixtures", "class-moments", "prototypes"),),
-    "gbdt": (("tree-gradients",),),
-    "fedsgd": (("gradient",),),
-    "fedavg": (("local-training",),),
-    "hfedatm": (("grams",), ("local-training",)),
-    "ggeur": (("class-moments", "prototypes"),),
-    "federated-evaluation": (("model-tables", "tables"),),
-}
-"""Tasks without which no study of a method runs: one of each group. A participant does not know the coordinator's registry,
-which the tests hold this against."""
 
 
 def lacking_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
