@@ -20,8 +20,8 @@ from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.open_studies import load_open_study
 from veilsum_participant.protocol.openings import Consent, Openings, Shown
 from veilsum_participant.protocol.payloads import Payload
-from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
+from veilsum_participant.store.peers import mirror_entry
 from veilsum_participant.store.studies import StudyState, find_method
 from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
@@ -82,15 +82,22 @@ class ParticipantCore:
         except HostileInput as error:
             self.without_mirror(channel.coordinator, f"what it shows is malformed: {error}")
             return []
-        shown = [
-            MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
-            for item in mirrored.receipts
-        ]
-        entries = settle(self.site, channel.coordinator, shown)
+        entries = self._settled(channel.coordinator, mirrored)
         self.site.mirror_read = True
         if self.site.restored() is not None:
             self.site.lift_trusted()
         return entries
+
+    def _settled(self, coordinator: str, mirrored: says.MirroredObject) -> list[int]:
+        if not mirrored.receipts:
+            return []
+        from veilsum_participant.protocol.recovery import MirroredReceipt, settle  # of a site that has something to settle
+
+        shown = [
+            MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
+            for item in mirrored.receipts
+        ]
+        return settle(self.site, coordinator, shown)
 
     def without_mirror(self, coordinator: str, why: str) -> None:
         """Tell that a coordinator shows no mirror of this site's receipts: an error where a restored site waits for it."""
@@ -270,6 +277,12 @@ class ParticipantCore:
             return channel.fetch(kind, key, number, attempt)
 
         return Following(self.site).broadcast(key, assignment, directive.object, fetch)
+
+
+def settled_entry(site: Site, coordinator: str) -> int:
+    """The entry of a coordinator's mirror up to which this site has settled everything."""
+    with site.database.reading() as connection:
+        return mirror_entry(connection, coordinator)
 
 
 def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:

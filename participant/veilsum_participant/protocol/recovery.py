@@ -60,12 +60,6 @@ class MirroredReceipt:
     consent: bytes = field(repr=False)
 
 
-def settled_entry(site: Site, coordinator: str) -> int:
-    """The entry of a coordinator's mirror up to which this site has settled everything."""
-    with site.database.reading() as connection:
-        return mirror_entry(connection, coordinator)
-
-
 def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> list[int]:
     """Charge what a mirror shows and the ledger does not know as charged; remember how far the mirror is settled.
 

@@ -36,7 +36,6 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.protocol.policy import former_tasks, lacking_tasks, policy_values
-from veilsum_participant.protocol.recovery import give_up_restored
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.settings.config import ParticipantConfig
@@ -126,6 +125,8 @@ def open_site(
     )
     leave_former_studies(site)
     if site.restored() is not None:
+        from veilsum_participant.protocol.recovery import give_up_restored
+
         with database.transaction() as connection:
             give_up_restored(connection, site)
     return site
