@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import ObjectKind
@@ -54,8 +54,6 @@ class Following:
             CheckedRoster(opened.agreed, opened.roster(site), site.credentials.authority), None if kept is None else kept.marks
         )
         model = site.studies.follow(opened.agreed, b"" if kept is None else kept.model)
-        if model is None:
-            raise Misuse("A study that declares its steps is not followed.")
         if rules.round >= assignment.round:
             raise Refusal(RefusalCode.ROUND, "This site has seen the release of that round.")
         try:
