@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -241,14 +241,13 @@ def test_a_dataset_is_a_file_or_a_query(tmp_path: Path) -> None:
     assert not load('path = "records.csv"').several_rows
     assert origin(load('path = "records.csv"'), "records") == tmp_path / "records.csv"
     assert offered.in_batches
-    npz = {"path": tmp_path / "records.npz"}
     pixels = {"images": {"folder": tmp_path, "shape": (1, 2, 2)}}
-    assert not DatasetConfig(**npz).in_batches, "an archive of arrays is read whole"
-    assert not DatasetConfig(**npz, **pixels).in_batches
-    assert not DatasetConfig(path=tmp_path / "RECORDS.NPZ").in_batches
+    archives: list[dict[str, Any]] = [{"path": tmp_path / "records.npz"}, {"path": tmp_path / "RECORDS.NPZ"}]
+    for given in (*archives, {**archives[0], **pixels}):
+        assert not DatasetConfig(**given).in_batches, "an archive of arrays is read whole"
     for name in ("records.csv", "records.parquet", "folder", "records.npz.csv"):
-        assert DatasetConfig(path=tmp_path / name).in_batches
-        assert DatasetConfig(s3={"url": f"s3://hospital/{name}"}).in_batches
+        others: list[dict[str, Any]] = [{"path": tmp_path / name}, {"s3": {"url": f"s3://hospital/{name}"}}]
+        assert all(DatasetConfig(**given).in_batches for given in others)
     for lines, told in (
         ("", "needs a path"),
         ('path = "a.csv"\nquery = "SELECT 1"', 'query is for source = "sql"'),
