@@ -90,7 +90,8 @@ class ParticipantCore:
 
     def _settled(self, coordinator: str, mirrored: says.MirroredObject) -> list[int]:
         if not mirrored.receipts:
-            return []
+            with self.site.database.transaction():  # nothing is answered by a site whose state cannot be written
+                return []
         from veilsum_participant.protocol.recovery import MirroredReceipt, settle  # of a site that has something to settle
 
         shown = [
