@@ -23,7 +23,8 @@ import veilsum
 from evaluations.tables import line, mean_with_error, print_table
 from veilsum_aggregation.arrays import Floats
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.settings.query import PLAIN, TextFile, Texts
+from veilsum_participant.settings.forms import PLAIN
+from veilsum_participant.settings.query import TextFile, Texts
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 
 CLASSES = ("computers", "definitions", "knghtbrd", "songs-poems")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, VeilsumError
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.settings.query import Derived, Source, SourceQuery, is_npz
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -51,12 +50,6 @@ def keyed_snapshot(digest: bytes, key: bytes, context: bytes) -> bytes:
 def record_bytes(schema: DatasetSchema) -> int:
     """Bytes of one record in memory."""
     return 9 * schema.width + 16
-
-
-def comes_in_batches(source: Source) -> bool:
-    """Whether a source that is read in batches takes less memory than all its records do: everything but npz files."""
-    table = source.table if isinstance(source, Derived) else source
-    return isinstance(table, SourceQuery) or not is_npz(table)
 
 
 class Reading:
@@ -196,7 +189,7 @@ class Datasets(ABC):
         with self._caches:
             known = self.known(name, schema)
         large = record_bytes(schema) * schema.max_records > offered.memory << 20
-        if known is None and large and comes_in_batches(offered.origin(name)):
+        if known is None and large and offered.in_batches:
             rows = max(1, min(BATCH, (offered.memory << 20) // 4) // record_bytes(schema))
             persons = max(1, (offered.memory << 20) // record_bytes(schema))
             return Reading(self.stream(name, offered, schema, subject, rows=rows, persons=persons, seconds=seconds))

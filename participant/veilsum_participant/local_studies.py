@@ -53,10 +53,11 @@ class LocalStudies(Studies):
         """What was made for a round of the task and is still held."""
         return self._round[1]() if self._round is not None and self._round[0] is task else None
 
-    def _followed(self, agreed: DeclaredStudy, kept: bytes) -> Following | None:
-        if not isinstance(agreed, AgreedStudy):
-            raise Misuse("A study is followed where its tasks are traced.")
-        return followed_model(agreed, kept)
+    def follow(self, agreed: DeclaredStudy, kept: bytes) -> Following:
+        model = followed_model(agreed, kept) if isinstance(agreed, AgreedStudy) else None
+        if model is None:
+            raise Misuse("A study that declares its steps is followed where its tasks are traced.")
+        return model
 
     def asked(self, study: Study) -> Mapping[str, str]:
         return asked_facts(study)

@@ -14,7 +14,7 @@ from threading import Lock
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.computation.contribution import Evaluations, Graphs
 from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
-from veilsum_privacy.computation.following import Following, followed
+from veilsum_privacy.computation.following import Following
 from veilsum_privacy.study.study import Study
 
 MOST_STUDIES = 32
@@ -74,18 +74,15 @@ class Studies(ABC):
             Unavailable: what traces it is away.
         """
 
-    def follow(self, agreed: DeclaredStudy, kept: bytes) -> Following | None:
-        """The model of a study that declares its steps, from what was kept of it; None of a study that does not.
+    @abstractmethod
+    def follow(self, agreed: DeclaredStudy, kept: bytes) -> Following:
+        """The model of a study that declares its steps, from what was kept of it.
 
         Raises:
+            Misuse: it declares none, or its tasks are not traced here.
             HostileInput: a declaration contradicts its task.
             Damage: what was kept cannot be read.
         """
-        return None if followed(agreed.study) is None else self._followed(agreed, kept)
-
-    @abstractmethod
-    def _followed(self, agreed: DeclaredStudy, kept: bytes) -> Following | None:
-        """As :meth:`follow`, of a study that declares its steps."""
 
     @abstractmethod
     def asked(self, study: Study) -> Mapping[str, str]:

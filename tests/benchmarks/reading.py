@@ -24,7 +24,8 @@ from benchmarks.timing import took
 from support.postgres import server
 from veilsum_participant.data import load_records
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.settings.query import Dialect, Source, SourceQuery, TextFile
+from veilsum_participant.settings.forms import Dialect
+from veilsum_participant.settings.query import Source, SourceQuery, TextFile
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 RECORDS, QUICK = 1_000_000, 50_000

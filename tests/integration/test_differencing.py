@@ -17,8 +17,7 @@ from support.hostile import Adversary, altered
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Role
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
-from veilsum_participant.protocol.endorsement import vouch
-from veilsum_participant.protocol.recovery import recover_receipts
+from veilsum_participant.protocol.endorsement import recover_receipts, vouch
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.site import Site
 from veilsum_privacy.backup.backup import BackupOwner, back_up

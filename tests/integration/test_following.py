@@ -29,6 +29,7 @@ from veilsum_node.identity import Role, load_credentials
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.local_studies import LocalStudies
 from veilsum_participant.protocol import following
+from veilsum_participant.protocol.following import Following
 from veilsum_participant.store.attempts import ATTEMPTS
 from veilsum_participant.studies import Studies
 from veilsum_participant.worker.compiling import WorkerStudies
@@ -225,7 +226,7 @@ def fetching(between: Between, key: bytes, name: str) -> following.Fetch:
     return lambda kind, number, attempt: channel.fetch(kind, key, number, attempt)
 
 
-def caught_up(between: Between, key: bytes, name: str, number: int, show: Any) -> bytes | None:
+def caught_up(between: Between, key: bytes, name: str, number: int, show: Any) -> bytes:
     """What a member would contribute to, of the last assignment of a round."""
     with between.hub.changed:
         current = between.hub.studies[key].machine.rounds[number - 1]
@@ -236,7 +237,7 @@ def caught_up(between: Between, key: bytes, name: str, number: int, show: Any) -
     def fetch(kind: ObjectKind, number: int, attempt: int) -> bytes:
         return bytes(show(kind, number, held(kind, number, attempt)))
 
-    return between.cores[name].following.broadcast(key, assignment, None, fetch)
+    return Following(between.cores[name].site).broadcast(key, assignment, None, fetch)
 
 
 def released(between: Between, rounds: int, members: str = "abc", **parameters: Any) -> tuple[bytes, Federation]:
@@ -341,7 +342,7 @@ def test_two_releases_of_one_round_do_not_meet_in_a_third(between: Between) -> N
         assignment = between.hub.studies[key].machine.rounds[1].assignment
     later = replace(assignment, round=3)
     with pytest.raises(Refusal, match="another attempt than this site consented to"):
-        between.cores["a"].following.broadcast(key, later, None, fetching(between, key, "a"))
+        Following(between.cores["a"].site).broadcast(key, later, None, fetching(between, key, "a"))
 
 
 @pytest.mark.parametrize("renewed", [renew, renew_with_new_key])

@@ -36,7 +36,7 @@ from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import DatasetConfig
-from veilsum_participant.settings.query import SourceQuery
+from veilsum_participant.settings.query import SourceQuery, origin
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn
@@ -214,7 +214,7 @@ def test_the_environment_names_the_url_and_nothing_shows_it(url: str, tmp_path: 
     path.write_text('coordinator = "localhost:1"\n[datasets.records]\nsource = "sql"\nquery = "SELECT 1"\njoined = false\n')
     monkeypatch.setenv("VEILSUM__DATASETS__RECORDS__DSN", "postgresql://reader:hunter2@db/clinic")
     offered = load_participant_config(path).datasets["records"]
-    source = offered.origin("records")
+    source = origin(offered, "records")
     assert isinstance(source, SourceQuery)
     assert source.url == "postgresql://reader:hunter2@db/clinic"
     shown = CliRunner().invoke(app, ["config", "--config", str(path)])
@@ -224,7 +224,7 @@ def test_the_environment_names_the_url_and_nothing_shows_it(url: str, tmp_path: 
     monkeypatch.setenv("VEILSUM__DATASETS__RECORDS__DSN_FILE", "clinic.url")
     (tmp_path / "clinic.url").write_text(url)
     (tmp_path / "clinic.url").chmod(0o600)
-    asked = load_participant_config(path).datasets["records"].origin("records")
+    asked = origin(load_participant_config(path).datasets["records"], "records")
     assert isinstance(asked, SourceQuery)
     assert asked.url == url
 

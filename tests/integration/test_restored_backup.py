@@ -26,9 +26,9 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_participant.boundary.front import Status
 from veilsum_participant.front.answering import in_process
 from veilsum_participant.protocol import recovery
-from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.protocol.endorsement import trust_coordinator
-from veilsum_participant.protocol.recovery import MirroredReceipt, recover_receipts, settle, settled_entry
+from veilsum_participant.protocol.core import ParticipantCore, settled_entry
+from veilsum_participant.protocol.endorsement import recover_receipts, trust_coordinator
+from veilsum_participant.protocol.recovery import MirroredReceipt, settle
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.session.client import Client

@@ -164,3 +164,40 @@ def test_a_reader_killed_after_a_reservation_gives_all_records_or_none(
         parquet.write_table(parquet.read_table(path).slice(0, 0), path)
     assert other.assign("a", other.assignment(NAMES)).call == "upload"
     assert drawn[0] == drawn[1]
+
+
+class Asked(LocalDatasets):
+    """Counts who asks where networks meet records, which is here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def elsewhere(self, name: str, device: str, seconds: float) -> None:
+        assert seconds > 0
+        self.asked += 1
+
+
+NETWORK = {"name": "lenet5", "inputs": [1, 12, 12], "options": {"conv1": 2, "conv2": 2, "fc1": 5, "fc2": 4}}
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "width", "noise", "asks"),
+    [
+        ("statistics", {}, 2, "distributed", 0),
+        ("fedsgd", {"steps": 2, "gradient_clip": 0.5}, 2, "distributed", 0),
+        ("fedsgd", {"steps": 2, "gradient_clip": 0.5, "model": NETWORK}, 144, "distributed", 2),
+        ("fedavg", {"rounds": 2, "local_steps": 1, "model": {"name": "linear"}}, 2, "local", 2),
+    ],
+    ids=["statistics", "graph", "network", "training"],
+)
+def test_rounds_with_networks_and_training_alone_ask_where_they_meet_records(
+    tmp_path: Path, method: str, parameters: dict[str, Any], width: int, noise: str, asks: int
+) -> None:
+    bed = make_bed(tmp_path, make_data(NAMES, 24, width))
+    datasets = [Asked() for _ in NAMES]
+    for site, own in zip(bed.sites.values(), datasets, strict=True):
+        site.datasets = own
+    request = make_request(schema_of(width, 2, 40), method, 20.0, noise=noise)
+    bed.local.run(bed.compile(request.model_copy(update={"parameters": parameters})), bed.analyst, tmp_path / "results")
+    assert [own.asked for own in datasets] == [asks] * len(NAMES)

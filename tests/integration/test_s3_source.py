@@ -32,10 +32,9 @@ from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.data import check_dataset, check_structure, csv_files, load_records
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.datasets import comes_in_batches
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import DatasetConfig
-from veilsum_participant.settings.query import Bucket
+from veilsum_participant.settings.query import Bucket, origin
 from veilsum_privacy.tasks.base import join_batches
 
 ODD = b"\n".join(
@@ -139,7 +138,6 @@ def test_objects_are_read_as_files_are(tmp_path: Path, store: str, url: str, row
     batches = join_batches(stream_records(source, SCHEMA, subject, rows=7, persons=20))
     for name in ("features", "present", "labels", "subjects"):
         assert str(getattr(batches, name)) == str(getattr(records, name))
-    assert comes_in_batches(source)
     report = check_dataset(source, SCHEMA)
     assert report.records == rows
     assert report.findings == check_dataset(tmp_path / "whole.parquet", SCHEMA).findings
@@ -256,7 +254,7 @@ def test_participant_toml_names_bucket_and_keys(tmp_path: Path) -> None:
         'coordinator = "hub.example:8461"\n[datasets.heart]\nsubject = "who"\n[datasets.heart.s3]\nurl = "s3://hospital/visits"\n'
         'endpoint = "https://store.example:9000"\nkey_file = "s3.key"\nca_file = "ca.pem"\n'
     )
-    source = load_participant_config(tmp_path / "participant.toml").datasets["heart"].origin("heart")
+    source = origin(load_participant_config(tmp_path / "participant.toml").datasets["heart"], "heart")
     want = Bucket("s3://hospital/visits", "https://store.example:9000", "", tmp_path / "s3.key", tmp_path / "ca.pem")
     assert source == want
     for wrong in (

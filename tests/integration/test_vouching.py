@@ -18,8 +18,7 @@ from veilsum_participant.boundary.front import Status
 from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.front.answering import in_process
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.protocol.endorsement import trust_coordinator, vouch
-from veilsum_participant.protocol.recovery import recover_receipts
+from veilsum_participant.protocol.endorsement import recover_receipts, trust_coordinator, vouch
 from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site

@@ -388,6 +388,6 @@ HARMLESS: dict[str, str] = {
     f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (
         "a sum of even numbers is never the modulus, which is odd"
     ),
-    f"{_SECURESUM}/lanes.py::unpack_lanes: 1 -> 2 (3)": _LENGTH,
+    f"{_SECURESUM}/opening.py::unpack_lanes: 1 -> 2 (3)": _LENGTH,
     f"{_SECURESUM}/roster.py::verify_roster: sorted(set(names), key=str.encode) -> sorted(set(names))": _ORDER,
 }

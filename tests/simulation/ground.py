@@ -22,7 +22,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.identity import load_credentials
 from veilsum_participant.session.client import open_ledger
 from veilsum_participant.store.tables import create_tables
-from veilsum_privacy.backup.restored import write_mark
+from veilsum_privacy.backup.restore import write_mark
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.mirror import Mirror

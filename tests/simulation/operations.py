@@ -11,9 +11,8 @@ from simulation.network import Link
 from simulation.turns import Turns
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import Misuse
-from veilsum_participant.protocol.endorsement import trust_coordinator, vouch
-from veilsum_participant.protocol.membership import leave_study
-from veilsum_participant.protocol.recovery import recover_receipts
+from veilsum_participant.protocol.decisions import leave_study
+from veilsum_participant.protocol.endorsement import recover_receipts, trust_coordinator, vouch
 from veilsum_privacy.ledger import LedgerReader
 
 

@@ -37,7 +37,7 @@ from veilsum_participant.cli.places import find_ledger
 from veilsum_participant.session.client import open_ledger, open_site
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.store.studies import add_study
-from veilsum_privacy.backup.restored import write_mark
+from veilsum_privacy.backup.restore import write_mark
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.dossier.ledgers import entry_fields, open_source
 from veilsum_privacy.ledger import Mechanism, read_export

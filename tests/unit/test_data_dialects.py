@@ -25,7 +25,8 @@ from veilsum_participant.data.duck import count_json
 from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.dataset_config import DatasetConfig
-from veilsum_participant.settings.query import COMPRESSIONS, ENCODINGS, PLAIN, Dialect, SourceQuery, TextFile
+from veilsum_participant.settings.forms import COMPRESSIONS, ENCODINGS, PLAIN, Dialect
+from veilsum_participant.settings.query import SourceQuery, TextFile, origin
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -299,5 +300,5 @@ def test_what_cannot_be_declared_is_refused(given: dict[str, Any], told: str) ->
 
 
 def test_a_plain_file_is_its_path() -> None:
-    assert DatasetConfig(path=Path("t.csv")).origin("d") == Path("t.csv")
-    assert DatasetConfig(path=Path("t.csv"), delimiter=";").origin("d") == TextFile(Path("t.csv"), Dialect(";"))
+    assert origin(DatasetConfig(path=Path("t.csv")), "d") == Path("t.csv")
+    assert origin(DatasetConfig(path=Path("t.csv"), delimiter=";"), "d") == TextFile(Path("t.csv"), Dialect(";"))

@@ -30,7 +30,7 @@ from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import SimulatedRuns, Simulation, draft_of
 from veilsum_node.fields import Frozen
 from veilsum_participant.applying.model import load_model
-from veilsum_participant.protocol.policy import NEEDED
+from veilsum_participant.settings.config import NEEDED
 from veilsum_privacy.results.result import save_result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn

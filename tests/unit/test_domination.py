@@ -26,7 +26,8 @@ from veilsum_privacy.accounting.domination import (
     grid_spacing,
     step_masses,
 )
-from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon, gaussian_profile, gaussian_ratio
+from veilsum_privacy.accounting.figures import gaussian_ratio
+from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon, gaussian_profile
 
 STEPS = [(0.02, 1.3, 100, 2e-7), (0.1, 4.3, 100, 2e-7), (0.3, 1.6, 50, 1e-6), (0.02, 0.7, 10, 1e-7), (0.5, 30.0, 7, 1e-8)]
 """Rate, sigma / D, steps and slack."""

@@ -19,8 +19,8 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse, Refusal
 from veilsum_privacy.accounting.accountant import SLACK_SHARE, Course, GaussianEvent, Releases, epsilon_of
 from veilsum_privacy.accounting.domination import dominating_ratio
-from veilsum_privacy.accounting.figures import estimated_epsilon, rdp_epsilon
-from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon, gaussian_profile, gaussian_ratio
+from veilsum_privacy.accounting.figures import estimated_epsilon, gaussian_ratio, rdp_epsilon
+from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon, gaussian_profile
 from veilsum_privacy.ledger import verify_ledger
 from veilsum_privacy.ledger.entries import Budget, Mechanism
 from veilsum_privacy.ledger.sums import total_epsilon

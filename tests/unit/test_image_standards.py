@@ -35,7 +35,7 @@ from veilsum_participant.data import images
 from veilsum_participant.data.images import read_image
 from veilsum_participant.data.slices import NoPixels
 from veilsum_participant.settings.config import load_participant_config
-from veilsum_participant.settings.query import pixel_names
+from veilsum_participant.settings.forms import pixel_names
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -23,7 +23,8 @@ from veilsum_participant.data.images import read_image
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
-from veilsum_participant.settings.query import Images, SourceQuery, pixel_names
+from veilsum_participant.settings.forms import pixel_names
+from veilsum_participant.settings.query import Images, SourceQuery, origin
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -229,7 +230,7 @@ def test_the_configuration_names_them(tmp_path: Path) -> None:
 
     config = load('folder = "scans"\nshape = [1, 4, 6]')
     want = write_table(tmp_path, [("p1", "one.png", "60", "0")])
-    assert config.datasets["scans"].origin("scans") == want
+    assert origin(config.datasets["scans"], "scans") == want
     Image.fromarray(PIXELS).save(tmp_path / "scans" / "one.png")
 
     def said(seen: bool) -> CheckOutcome:

@@ -25,7 +25,8 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data import check_structure, csv_files, lines, load_records
 from veilsum_participant.data.sources import opened, read_table
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.settings.query import Dialect, Source, SourceQuery, TextFile
+from veilsum_participant.settings.forms import Dialect
+from veilsum_participant.settings.query import Source, SourceQuery, TextFile
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
 
 ODD = settings(

@@ -39,8 +39,8 @@ from veilsum_privacy.securesum.check_words import (
     verify_check_words,
 )
 from veilsum_privacy.securesum.contributions import Contribution
-from veilsum_privacy.securesum.key_shares import MemberMasks, consent_of, open_keys, self_masks
-from veilsum_privacy.securesum.opening import open_words
+from veilsum_privacy.securesum.key_shares import MemberMasks, consent_of, self_masks
+from veilsum_privacy.securesum.opening import open_keys, open_words
 from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
 from veilsum_privacy.securesum.ring import RING_2048, RINGS
 from veilsum_privacy.securesum.short_keys import draw_key

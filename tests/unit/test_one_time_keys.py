@@ -20,9 +20,9 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.securesum import short_keys
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.integer_products import IntegerProducts
-from veilsum_privacy.securesum.key_shares import open_keys, share_from_bytes, share_to_bytes
+from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes, encrypt_words
-from veilsum_privacy.securesum.opening import _rounded, open_words
+from veilsum_privacy.securesum.opening import _rounded, open_keys, open_words
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
 from veilsum_privacy.securesum.products import BATCH, KeyProducts, common_polynomials
 from veilsum_privacy.securesum.ring import (

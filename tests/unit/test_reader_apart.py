@@ -42,6 +42,7 @@ from veilsum_participant.boundary.reader import (
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.datasets import Datasets
 from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import origin
 from veilsum_participant.worker.remote import WorkerDatasets, offered_bytes
 from veilsum_participant.worker.rows import opened_rows, sealed_rows
 from veilsum_privacy.mechanism.records import Records
@@ -202,7 +203,7 @@ def test_a_reader_gets_its_dataset_and_nothing_else_of_the_site(tmp_path: Path) 
     )
     again = DatasetConfig.model_validate_json(offered_bytes(offered))
     assert again == offered
-    assert again.origin("x").url == "postgresql://reader:geheim@db/clinic"  # type: ignore[union-attr]
+    assert origin(again, "x").url == "postgresql://reader:geheim@db/clinic"  # type: ignore[union-attr]
 
 
 # -- readers that are out of order -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from veilsum_participant.data import check_dataset, check_structure, load_record
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import DatasetConfig
-from veilsum_participant.settings.query import SourceQuery
+from veilsum_participant.settings.query import SourceQuery, origin
 from veilsum_privacy.study.schema import DateColumn
 
 ROWS = [("p1", 60.0, "Köln", "0"), ("p2", 61.5, "Ulm", "1"), ("p1", 62.0, None, "1"), ("p3", None, "Ulm", "0")]
@@ -235,11 +235,19 @@ def test_a_dataset_is_a_file_or_a_query(tmp_path: Path) -> None:
     query = 'source = "sql"\nfiles = {visits = "data/visits"}\n'
     offered = load(query + 'query_file = "cohort.sql"\nsubject = "who"')
     (tmp_path / "cohort.sql").write_text("SELECT 1")
-    assert offered.origin("records") == SourceQuery("records", "SELECT 1", files={"visits": tmp_path / "data/visits"})
+    assert origin(offered, "records") == SourceQuery("records", "SELECT 1", files={"visits": tmp_path / "data/visits"})
     assert offered.several_rows
     assert not load(query + 'query = "SELECT 1"\njoined = false').several_rows
     assert not load('path = "records.csv"').several_rows
-    assert load('path = "records.csv"').origin("records") == tmp_path / "records.csv"
+    assert origin(load('path = "records.csv"'), "records") == tmp_path / "records.csv"
+    assert offered.in_batches
+    pixels = {"images": {"folder": tmp_path, "shape": (1, 2, 2)}}
+    archives: list[dict[str, Any]] = [{"path": tmp_path / "records.npz"}, {"path": tmp_path / "RECORDS.NPZ"}]
+    for given in (*archives, {**archives[0], **pixels}):
+        assert not DatasetConfig(**given).in_batches, "an archive of arrays is read whole"
+    for name in ("records.csv", "records.parquet", "folder", "records.npz.csv"):
+        others: list[dict[str, Any]] = [{"path": tmp_path / name}, {"s3": {"url": f"s3://hospital/{name}"}}]
+        assert all(DatasetConfig(**given).in_batches for given in others)
     for lines, told in (
         ("", "needs a path"),
         ('path = "a.csv"\nquery = "SELECT 1"', 'query is for source = "sql"'),

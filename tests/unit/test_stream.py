@@ -32,8 +32,8 @@ from veilsum_participant.data.postgres import SPACES
 from veilsum_participant.data.reader import SourcePart
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.datasets import comes_in_batches
-from veilsum_participant.settings.query import Images, Source, SourceQuery, pixel_names
+from veilsum_participant.settings.forms import pixel_names
+from veilsum_participant.settings.query import Images, Source, SourceQuery
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -225,7 +225,6 @@ def test_batches_are_together_what_one_reading_gives(
     whole, _ = load_records(source, SCHEMA, subject)
     batches = list(stream_records(source, SCHEMA, subject, rows=rows, persons=persons))
     assert_same(batches, whole)
-    assert comes_in_batches(source)
     if rows == 1 and kind in ("parts", "sorted") and subject is None:
         assert max(map(len, batches)) == 1
     if subject is not None and len(whole):
@@ -324,7 +323,6 @@ def test_batches_of_a_query_are_together_what_one_reading_gives(
 ) -> None:
     """Identifiers with spaces, in both of Unicode's forms, beyond its first plane, and missing in several ways."""
     source = QUERIES[kind](tmp_path)
-    assert comes_in_batches(source)
     whole, _ = load_records(source, SCHEMA, "who")
     assert persons_of([whole]) == persons_of([load_records(odd_query(tmp_path), SCHEMA, "who")[0]])
     monkeypatch.setattr(csv_files, "BATCH", 1500)
@@ -339,7 +337,6 @@ def test_batches_of_a_query_are_together_what_one_reading_gives(
         found = join_batches(list(stream_records(source, SCHEMA, None, rows=rows)))
         for name in ("features", "present", "labels"):
             np.testing.assert_array_equal(getattr(found, name), getattr(singly, name))
-    assert not comes_in_batches(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize(

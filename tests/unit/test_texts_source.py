@@ -26,7 +26,8 @@ from veilsum_participant.data.texts import CHARACTERS, NoTokens, token_columns
 from veilsum_participant.session.launcher import ROLES
 from veilsum_participant.session.supervisor import bounds_of
 from veilsum_participant.settings.config import load_participant_config
-from veilsum_participant.settings.query import Texts, token_names
+from veilsum_participant.settings.forms import token_names
+from veilsum_participant.settings.query import Texts, origin
 from veilsum_participant.settings.roles import environment
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_privacy.study.encoder import Program
@@ -154,7 +155,7 @@ def test_the_configuration_names_them(model: Path, tmp_path: Path) -> None:
         return load_participant_config(path)
 
     config = load()
-    assert config.datasets["notes"].origin("notes") == texts
+    assert origin(config.datasets["notes"], "notes") == texts
     assert list(config.datasets["notes"].derived) == texts.derived
 
     def said(schemas: dict[str, DatasetSchema]) -> list[Any]:

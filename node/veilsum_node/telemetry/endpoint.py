@@ -29,9 +29,9 @@ from veilsum_node.identity.files import read_private
 from veilsum_node.telemetry.binding import bound as bound
 from veilsum_node.telemetry.binding import resolved, unbound
 from veilsum_node.telemetry.binding import write_address as write_address
-from veilsum_node.telemetry.endpoint_settings import Heartbeat as Heartbeat
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings as MetricsSettings
 from veilsum_node.telemetry.exposition import KINDS, OPENMETRICS, Page, page_of
+from veilsum_node.telemetry.heartbeat import Heartbeat as Heartbeat
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
 
 SHORTEST_TOKEN = 16

@@ -1,6 +1,5 @@
-"""Where a party's metrics are served, and whether it lives: what a process has to know that serves none itself."""
+"""Where a party's metrics are served: what a process has to know that serves none itself."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -27,22 +26,3 @@ class MetricsSettings(Frozen):
     certificate: Path | None = None
     key: Path | None = None
     token_file: Path | None = None
-
-
-class Heartbeat:
-    """Tells whether a loop still turns: the loop calls :meth:`beat`, the endpoint asks :meth:`alive`.
-
-    Args:
-        seconds: how long the loop may take for one turn.
-    """
-
-    def __init__(self, seconds: float = 120.0) -> None:
-        self._seconds, self._last = seconds, time.monotonic()
-
-    def beat(self) -> None:
-        """The loop has turned."""
-        self._last = time.monotonic()
-
-    def alive(self) -> bool:
-        """Whether it turned lately."""
-        return time.monotonic() - self._last <= self._seconds

@@ -14,8 +14,9 @@ from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.sources import asked_query, check_derived, query_rows, reader_of
 from veilsum_participant.data.table import require_columns
-from veilsum_participant.settings.dataset_config import MISSES, DatasetConfig, named_in_records
-from veilsum_participant.settings.query import Derived, Source, SourceQuery, TextFile, is_document, is_json
+from veilsum_participant.settings.dataset_config import DatasetConfig, named_in_records
+from veilsum_participant.settings.forms import is_document, is_json
+from veilsum_participant.settings.query import MISSES, Derived, Source, SourceQuery, TextFile, misses, origin
 from veilsum_privacy.study.schema import DatasetSchema
 
 _TEXTS, _LONGEST = 10, 60
@@ -33,7 +34,7 @@ def dataset(
         show: whether its operator asks to see the columns as they stand in the data. A CSV file's first line may be a record.
         texts: whether its operator asks to see the most frequent texts that match nothing.
     """
-    label, source = f"dataset {name}", offered.origin(name)
+    label, source = f"dataset {name}", origin(offered, name)
     if show:
         yield _shown(label, source, offered)
     if schema is None:
@@ -125,7 +126,7 @@ def _misses(label: str, name: str, offered: DatasetConfig) -> Iterator[Check]:
     Each row says that of ``of`` things ``number`` are so, and whether that is ``meant``. Without a ``number`` it says how many
     there are.
     """
-    if (query := offered.misses(name)) is None:
+    if (query := misses(offered, name)) is None:
         return
     found = query_rows(query, MISSES)
     require_columns("The query of misses yields", MISSES, found.column_names)

@@ -14,7 +14,7 @@ from veilsum_node.errors import Misuse
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_participant.applying.measurement import measure
 from veilsum_participant.cli.apply import Own, aligned, confusion_rows, open_model, read_sheet, with_schema
-from veilsum_participant.settings.query import Source
+from veilsum_participant.settings.query import Source, origin
 
 
 def evaluate_result(
@@ -73,7 +73,7 @@ def _records(own: Own, data: Source | None, dataset: str | None) -> Source:
     offered = own.settings.datasets
     if dataset not in offered:
         raise Misuse(f"Dataset {dataset!r} is not offered here.", did_you_mean(str(dataset), offered))
-    return offered[dataset].origin(str(dataset))
+    return origin(offered[dataset], str(dataset))
 
 
 def print_measures(report: Mapping[str, Any]) -> None:

@@ -358,8 +358,7 @@ def recover(
 
 
 def _recover(settings: "ParticipantConfig", source: str, *, as_json: bool) -> None:
-    from veilsum_participant.protocol.endorsement import vouch
-    from veilsum_participant.protocol.recovery import recover_receipts
+    from veilsum_participant.protocol.endorsement import recover_receipts, vouch
     from veilsum_participant.session.client import open_site
 
     with open_source(source) as others:

@@ -291,7 +291,7 @@ add_console(app, Role.PARTICIPANT, _run_console, _console_links)
 @app.command()
 def leave(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """End this site's part in a study that it is enrolled in, for good: open attempts are given up, its keys are erased."""
-    from veilsum_participant.protocol.membership import leave_study
+    from veilsum_participant.protocol.decisions import leave_study
 
     with _site(config, same_key=False) as site:
         digest = leave_study(site, study)

@@ -15,7 +15,8 @@ from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import BATCH, Fault, Lines, line_numbers, open_text
 from veilsum_participant.data.objects import AnyFile, open_file, stored_files
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
-from veilsum_participant.settings.query import PLAIN, Bucket, Dialect
+from veilsum_participant.settings.forms import PLAIN, Dialect
+from veilsum_participant.settings.query import Bucket
 
 _BLOCK = 1 << 26
 """Bytes that are parsed at a time; any part is shorter, as Latin-1 too."""

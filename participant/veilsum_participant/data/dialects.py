@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veilsum_participant.settings.query import PLAIN, Dialect
+from veilsum_participant.settings.forms import PLAIN, Dialect
 
 HEAD = 1 << 16
 """Bytes of a file that are looked at."""

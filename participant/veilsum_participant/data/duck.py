@@ -38,7 +38,8 @@ from veilsum_participant.data.reader import (
     missing_package,
     slow,
 )
-from veilsum_participant.settings.query import PLAIN, Dialect, SourceQuery, is_csv, is_document, is_json
+from veilsum_participant.settings.forms import PLAIN, Dialect, is_document, is_json
+from veilsum_participant.settings.query import SourceQuery, is_csv
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",

@@ -26,7 +26,8 @@ from veilsum_node.errors import DataError, raising
 from veilsum_participant.data.dicom import open_dicom
 from veilsum_participant.data.reader import missing_package
 from veilsum_participant.data.slices import NoPixels, NotAnImage, Slices, check_size
-from veilsum_participant.settings.query import Images, pixel_names
+from veilsum_participant.settings.forms import pixel_names
+from veilsum_participant.settings.query import Images
 
 _HEAD = 348
 """Bytes of a file by which its format is known: NIfTI's magic, the furthest, ends there."""

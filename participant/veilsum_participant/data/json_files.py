@@ -15,7 +15,7 @@ from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import MARK, Fault, as_text, open_text, texts
 from veilsum_participant.data.objects import AnyFile, StoredFile, open_file
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.settings.query import PLAIN, Dialect, is_document
+from veilsum_participant.settings.forms import PLAIN, Dialect, is_document
 
 MAX_DOCUMENT = 1 << 28
 """Bytes of the longest document that is used; a longer one is taken for no JSON."""

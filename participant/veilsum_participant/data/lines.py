@@ -1,7 +1,7 @@
 """The lines of a CSV file, each read by itself: what one line holds cannot reach another line's record.
 
 A record is one line, ended by LF, CR or CRLF; an empty line is none. Cells are separated by commas, or by what the file's
-owner declares (:class:`veilsum_participant.settings.query.Dialect`, as are its encoding and compression). A cell may stand in
+owner declares (:class:`veilsum_participant.settings.forms.Dialect`, as are its encoding and compression). A cell may stand in
 quotation marks, but not reach beyond its line: where a quotation mark is left open, that line alone is not used. A quotation
 mark in a cell that does not begin with one is a letter. A line that is not UTF-8 is Latin-1, which reads any bytes. A byte
 order mark at the beginning of a line does not belong to it.
@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.objects import AnyFile, open_file
-from veilsum_participant.settings.query import PLAIN, Dialect
+from veilsum_participant.settings.forms import PLAIN, Dialect
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is used. A record or a header beyond it is taken for no CSV."""

@@ -15,6 +15,7 @@ from veilsum_participant.data.sources import check_structure
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.datasets import DAY, Batches, Datasets, Snapshot
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
+from veilsum_participant.settings.query import origin
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -35,11 +36,11 @@ class LocalDatasets(Datasets):
         pyarrow.array([])
 
     def check(self, name: str, offered: DatasetConfig, schema: DatasetSchema) -> None:
-        origin = offered.origin(name)
-        check_structure(origin, schema, subject=offered.subject, header=offered.header, columns=offered.columns)
+        source = origin(offered, name)
+        check_structure(source, schema, subject=offered.subject, header=offered.header, columns=offered.columns)
 
     def load(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, seconds: float = DAY) -> Snapshot:
-        records, _ = load_records(offered.origin(name), schema, offered.subject, header=offered.header)
+        records, _ = load_records(origin(offered, name), schema, offered.subject, header=offered.header)
         LOG.info("dataset %s is read", name)
         return Snapshot(records, records_digest(records) if offered.source == "sql" else None)
 
@@ -47,7 +48,7 @@ class LocalDatasets(Datasets):
         self, name: str, offered: DatasetConfig, schema: DatasetSchema, subject: str | None, *,
         rows: int, persons: int, seconds: float = DAY,
     ) -> Batches:  # fmt: skip
-        found = stream_records(offered.origin(name), schema, subject, header=offered.header, rows=rows, persons=persons)
+        found = stream_records(origin(offered, name), schema, subject, header=offered.header, rows=rows, persons=persons)
         return _digested(found, wanted=offered.source == "sql")
 
     def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
@@ -59,7 +60,7 @@ class LocalDatasets(Datasets):
         if offered.schema_file is None:
             return 0.0
         schema = load_schema(offered.schema_file)
-        return most_unmatched(offered.origin(name), schema, subject=offered.subject, header=offered.header)
+        return most_unmatched(origin(offered, name), schema, subject=offered.subject, header=offered.header)
 
 
 def _digested(batches: Iterable[Records], *, wanted: bool) -> Batches:

@@ -16,7 +16,8 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data.formats import CHECK_FORMAT, readable
 from veilsum_participant.data.objects import AnyFile, StoredFile, open_file, stored_files
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
-from veilsum_participant.settings.query import PARQUET, Bucket
+from veilsum_participant.settings.forms import PARQUET
+from veilsum_participant.settings.query import Bucket
 
 _NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")

@@ -29,17 +29,8 @@ from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, yielde
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
 from veilsum_participant.data.texts import load_tokenizer, token_columns
 from veilsum_participant.settings.dataset_config import header_conflict
-from veilsum_participant.settings.query import (
-    PLAIN,
-    Bucket,
-    Derived,
-    Images,
-    Source,
-    SourceQuery,
-    TextFile,
-    is_csv,
-    is_npz,
-)
+from veilsum_participant.settings.forms import PLAIN
+from veilsum_participant.settings.query import Bucket, Derived, Images, Source, SourceQuery, TextFile, is_csv, is_npz
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 PAUSES = (1.0, 5.0)

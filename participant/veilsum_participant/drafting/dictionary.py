@@ -10,8 +10,15 @@ from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError, DataError, told_as
 from veilsum_node.identity.files import read_file
-from veilsum_participant.drafting.draft import MAX_CATEGORIES, MAX_NAME, NUMBER, Drafted, SchemaDraft, checked_draft
-from veilsum_privacy.study.codes import recognised
+from veilsum_participant.drafting.draft import (
+    MAX_CATEGORIES,
+    MAX_NAME,
+    NUMBER,
+    Drafted,
+    SchemaDraft,
+    checked_draft,
+    recognised,
+)
 
 MAX_DICTIONARY_BYTES = 1 << 24
 """Largest data dictionary that is read, in bytes."""

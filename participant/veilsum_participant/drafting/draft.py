@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from veilsum_node.errors import DataError
+from veilsum_privacy.study.codes import SYSTEMS, TABLES, Groups
 
 MAX_CATEGORIES, MAX_NAME = 256, 128
 """Categories that a column may have; characters of a column's name."""
@@ -139,3 +141,25 @@ def _one_line(text: str) -> str:
 def number_text(value: float) -> str:
     """A number in one spelling, whole ones without a point."""
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+
+
+def recognised(texts: Mapping[str, int], least: int) -> str | None:
+    """The public table that suits texts, with how often each occurs; None for none.
+
+    19 in 20 are codes of its system, of three or more groups with ``least`` of them each, or they may be identifiers. As many
+    have to look like this system's alone: undotted codes of ICD-9-CM are numbers, long ones of ATC are like ICD-10-CM's, short
+    ones like ICD-10's.
+    """
+    for table, own in (("atc-main-groups", r".{4,}"), ("icd-9-cm-chapters", r".*[^0-9].*"), ("icd-10-chapters", r".*")):
+        system, groups = TABLES[table]
+        known, found = SYSTEMS[system], Groups(SYSTEMS[system], ((group.name, group.codes) for group in groups))
+        sizes: Counter[int] = Counter()
+        telling = 0
+        for text, count in texts.items():
+            if (code := known.normal(text)) is not None:
+                sizes[found.find(code)] += count
+                telling += count if re.fullmatch(own, text.strip()) else 0
+        spread = sum(size >= least for place, size in sizes.items() if place >= 0)
+        if spread >= 3 and telling >= least and 20 * sizes.total() >= 19 * sum(texts.values()):
+            return table
+    return None

@@ -16,8 +16,9 @@ from veilsum_participant.drafting.draft import (
     SchemaDraft,
     check_count,
     checked_draft,
+    recognised,
 )
-from veilsum_privacy.study.codes import SYSTEMS, recognised
+from veilsum_privacy.study.codes import SYSTEMS
 
 if TYPE_CHECKING:
     from veilsum_privacy.study.schema import DatasetSchema

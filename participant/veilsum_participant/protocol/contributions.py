@@ -8,7 +8,7 @@ and pays for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
@@ -36,9 +36,11 @@ from veilsum_participant.store.attempts import (
 )
 from veilsum_participant.store.kept import find_kept, paid_state
 from veilsum_participant.store.studies import StudyState, change_study, find_method
-from veilsum_privacy.computation.contribution import SitePlace, contribute, own_rows
+from veilsum_privacy.computation.contribution import Elsewhere, SitePlace, contribute, own_rows
 from veilsum_privacy.computation.declared import DeclaredTask
+from veilsum_privacy.computation.terms import opaque_names
 from veilsum_privacy.ledger import Mechanism, Reservation
+from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.securesum.context import (
     Assignment,
     broadcast_digest,
@@ -205,7 +207,8 @@ class Contributions:
         if missing := [label for label in sources if label not in kept_of]:
             raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")
         participants, encode = study.participants, site.encoder(study)
-        elsewhere = site.datasets.elsewhere(study.dataset, site.config.device, self._seconds(opened, checked))
+        asks = encode is not None or task.terms.kind == "training"
+        elsewhere = self._elsewhere(opened, checked) if asks else None
         place = SitePlace(
             participants.index(site.name),
             kept_of,
@@ -219,15 +222,24 @@ class Contributions:
         )
         refuse(weight_faults(task, arrays, place, site.config.policy))
         refuse(site.structure_faults(study.dataset, study.data))
-        self._try(task, arrays, place)
+        graph = self._try(task, arrays, place)
+        if not asks and graph is not None and opaque_names(graph):
+            place = replace(place, elsewhere=self._elsewhere(opened, checked))
         return _Ready(arrays, place, None if kept is None else kept.whole)
 
-    def _try(self, task: DeclaredTask, arrays: Mapping[str, Floats], place: SitePlace) -> None:
-        """Compute the task without records, and have its rows traced, which are kept for the round."""
+    def _elsewhere(self, opened: OpenStudy, checked: Assigned) -> Elsewhere | None:
+        """Where the round's networks, programs and training meet records; of rounds without any nobody asks."""
+        site = self._site
+        return site.datasets.elsewhere(opened.study.dataset, site.config.device, self._seconds(opened, checked))
+
+    def _try(self, task: DeclaredTask, arrays: Mapping[str, Floats], place: SitePlace) -> RowGraph | None:
+        """Compute the task without records, and have its rows traced, whose graph is kept for the round; None of tasks that
+        have no rows."""
         try:
             self._site.studies.rehearse(task, arrays)
             if task.terms.kind in ("rows", "factors") and place.evaluations is not None:
-                place.evaluations.graph(task, own_rows(task, arrays, place.index), place.given)
+                return place.evaluations.graph(task, own_rows(task, arrays, place.index), place.given)
+            return None
         except (HostileInput, Misuse) as error:
             raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
 

@@ -16,17 +16,18 @@ from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions
-from veilsum_participant.protocol.following import Following
 from veilsum_participant.protocol.membership import Membership
+from veilsum_participant.protocol.open_studies import load_open_study
 from veilsum_participant.protocol.openings import Consent, Openings, Shown
 from veilsum_participant.protocol.payloads import Payload
-from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
+from veilsum_participant.store.peers import mirror_entry
 from veilsum_participant.store.studies import StudyState, find_method
+from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
-from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 
 LARGEST_NUMBER = 2**53 - 1
@@ -62,7 +63,6 @@ class ParticipantCore:
         self.membership = Membership(site)
         self.contributions = Contributions(site)
         self.openings = Openings(site)
-        self.following = Following(site)
 
     def catch_up(self, channel: Channel) -> list[int]:
         """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
@@ -82,15 +82,23 @@ class ParticipantCore:
         except HostileInput as error:
             self.without_mirror(channel.coordinator, f"what it shows is malformed: {error}")
             return []
-        shown = [
-            MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
-            for item in mirrored.receipts
-        ]
-        entries = settle(self.site, channel.coordinator, shown)
+        entries = self._settled(channel.coordinator, mirrored)
         self.site.mirror_read = True
         if self.site.restored() is not None:
             self.site.lift_trusted()
         return entries
+
+    def _settled(self, coordinator: str, mirrored: says.MirroredObject) -> list[int]:
+        if not mirrored.receipts:
+            with self.site.database.transaction():  # nothing is answered by a site whose state cannot be written
+                return []
+        from veilsum_participant.protocol.recovery import MirroredReceipt, settle  # of a site that has something to settle
+
+        shown = [
+            MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
+            for item in mirrored.receipts
+        ]
+        return settle(self.site, coordinator, shown)
 
     def without_mirror(self, coordinator: str, why: str) -> None:
         """Tell that a coordinator shows no mirror of this site's receipts: an error where a restored site waits for it."""
@@ -251,15 +259,31 @@ class ParticipantCore:
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) != (directive.round, directive.attempt):
             raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
-        broadcast = self.following.broadcast(
-            key, assignment, directive.object, lambda kind, number, attempt: channel.fetch(kind, key, number, attempt)
+        payload = self.contributions.on_assignment(
+            key, directive.assignment, self._broadcast(directive, key, assignment, channel)
         )
-        if broadcast is None:
-            broadcast = _needed(directive, ObjectKind.BROADCAST, channel)
-        payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.pieces)))
+
+    def _broadcast(self, directive: Directive, key: bytes, assignment: Assignment, channel: Channel) -> bytes:
+        """What a round broadcasts: what came, or in a study that declares its steps what this site computed."""
+        with self.site.database.reading() as connection:
+            study = load_open_study(connection, self.site, key).study
+        if followed(study) is None:
+            return _needed(directive, ObjectKind.BROADCAST, channel)
+        from veilsum_participant.protocol.following import Following  # which verifies results, for studies that need it
+
+        def fetch(kind: ObjectKind, number: int, attempt: int) -> bytes:
+            return channel.fetch(kind, key, number, attempt)
+
+        return Following(self.site).broadcast(key, assignment, directive.object, fetch)
+
+
+def settled_entry(site: Site, coordinator: str) -> int:
+    """The entry of a coordinator's mirror up to which this site has settled everything."""
+    with site.database.reading() as connection:
+        return mirror_entry(connection, coordinator)
 
 
 def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:

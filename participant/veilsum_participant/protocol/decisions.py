@@ -24,10 +24,11 @@ from veilsum_participant.protocol.approval import (
     verify_study,
 )
 from veilsum_participant.protocol.budgets import promised, record_refused_study
+from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.site import Site
 from veilsum_participant.store.pending import PendingRow, PendingState, change_pending, find_pending, pending_studies
-from veilsum_participant.store.studies import studies_of
+from veilsum_participant.store.studies import StudyState, open_studies, studies_of
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.statements import declared_mechanisms
@@ -261,3 +262,19 @@ def _waiting(connection: Connection, site: Site, row: PendingRow, *, whole: bool
         after=after,
         obstacle=obstacle,
     )
+
+
+def leave_study(site: Site, name: str) -> bytes:
+    """Leave the one open study whose digest begins with ``name`` (hexadecimal); returns its digest.
+
+    Raises:
+        Misuse: no open study or several begin so.
+    """
+    with site.database.reading() as connection:
+        keys = [bytes(row.digest) for row in open_studies(connection)]
+    found = [key for key in keys if len(name) >= 4 and key.hex().startswith(name.lower())]
+    if len(found) != 1:
+        known = ", ".join(key.hex()[:12] for key in keys) or "none"
+        raise Misuse(f"{len(found)} open studies begin with {name!r}.", f"Open studies: {known}.")
+    Membership(site).leave(found[0], StudyState.LEFT)
+    return found[0]

@@ -6,13 +6,19 @@ them would give back budget that was spent on its own releases. Hence the mark (
 
 from __future__ import annotations
 
-from veilsum_node.errors import Misuse
+from collections.abc import Callable, Iterable, Sequence
+
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Role
-from veilsum_node.identity.certificate import moment
+from veilsum_node.identity.certificate import issued, moment
 from veilsum_node.telemetry.logs import about
+from veilsum_participant.protocol.cohorts import Cohort, complete, is_unknown
+from veilsum_participant.protocol.recovery import settle_one, tell
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.backup.restored import lift_mark, read_mark, trust_mirror
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, verify_ledger
+from veilsum_privacy.ledger.kept_receipts import KeptReceipt
+from veilsum_privacy.ledger.receipts import Receipt, verify_receipt
 
 
 def vouch(site: Site, others: LedgerReader) -> str:
@@ -78,3 +84,40 @@ def trust_coordinator(site: Site, reason: str, operator: str) -> list[int]:
                 entries.append(number)
         trust_mirror(connection)
     return entries
+
+
+def recover_receipts(
+    site: Site, receipts: Iterable[KeptReceipt], beside: Callable[[int], Sequence[KeptReceipt]] | None = None
+) -> list[int]:
+    """Charge what receipts show that another ledger kept, a mirror's or a peer's, or its export, and this one does not know as
+    charged. Other sites' are passed over.
+
+    Args:
+        beside: all receipts that an entry of that ledger covers, by its number: who was in the sum.
+
+    Returns:
+        Numbers of the ledger's new entries.
+    """
+    own = [kept for kept in receipts if kept.parsed.participant == site.name]
+    with site.database.transaction() as connection:
+        outcomes = [settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own]
+        for kept in own:
+            receipt = kept.parsed
+            if beside is not None and is_unknown(connection, receipt.context):
+                members = _cohort(receipt, beside(kept.entry), site)
+                if members is not None:
+                    complete(connection, receipt.context, members)
+    return tell(outcomes)
+
+
+def _cohort(own: Receipt, kept: Sequence[KeptReceipt], site: Site) -> Cohort | None:
+    """Who signed receipts for a sum; None unless they are as many as the site's own receipt says."""
+    members = {}
+    try:
+        for item in kept:
+            signer = issued(item.certificate, site.credentials.authority, Role.PARTICIPANT)
+            members[verify_receipt(item.receipt, signer, own.study, own.context).participant] = signer.fingerprint
+    except HostileInput as error:
+        LOG.error("these receipts do not show who was in a sum: %s", error)
+        return None
+    return members if site.name in members and len(members) == len(kept) == own.cohort_size else None

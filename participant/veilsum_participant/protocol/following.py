@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import ObjectKind
@@ -19,7 +19,6 @@ from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import paid_attempt
 from veilsum_participant.store.followed import find_followed, keep_followed
 from veilsum_privacy.computation.following import Following as Model
-from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart
 from veilsum_privacy.results.release_check import CheckedRoster, MemberPart, ReleaseParts, ReleaseRules
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
@@ -34,11 +33,11 @@ class Following:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def broadcast(self, key: bytes, assignment: Assignment, enclosed: bytes | None, fetch: Fetch) -> bytes | None:
-        """The broadcast of an assignment as this site computed it; None if the study does not declare its steps.
+    def broadcast(self, key: bytes, assignment: Assignment, enclosed: bytes | None, fetch: Fetch) -> bytes:
+        """The broadcast of an assignment as this site computed it.
 
         Args:
-            key: the study's digest.
+            key: digest of a study that declares its steps.
             assignment: what the site is asked to contribute to.
             enclosed: what came along with it: the release of the round before, or None.
             fetch: gets what the coordinator holds.
@@ -50,15 +49,11 @@ class Following:
         site = self._site
         with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
-            if followed(opened.agreed.study) is None:
-                return None
             kept = find_followed(connection, key)
         rules = ReleaseRules(
             CheckedRoster(opened.agreed, opened.roster(site), site.credentials.authority), None if kept is None else kept.marks
         )
         model = site.studies.follow(opened.agreed, b"" if kept is None else kept.model)
-        if model is None:
-            raise Misuse("A study that declares its steps is not followed.")
         if rules.round >= assignment.round:
             raise Refusal(RefusalCode.ROUND, "This site has seen the release of that round.")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, end_waiting, verify_study
@@ -255,22 +255,6 @@ def leave_former_studies(site: Site) -> None:
             key.hex()[:12],
             extra=about(digest=key),
         )
-
-
-def leave_study(site: Site, name: str) -> bytes:
-    """Leave the one open study whose digest begins with ``name`` (hexadecimal); returns its digest.
-
-    Raises:
-        Misuse: no open study or several begin so.
-    """
-    with site.database.reading() as connection:
-        keys = [bytes(row.digest) for row in open_studies(connection)]
-    found = [key for key in keys if len(name) >= 4 and key.hex().startswith(name.lower())]
-    if len(found) != 1:
-        known = ", ".join(key.hex()[:12] for key in keys) or "none"
-        raise Misuse(f"{len(found)} open studies begin with {name!r}.", f"Open studies: {known}.")
-    Membership(site).leave(found[0], StudyState.LEFT)
-    return found[0]
 
 
 def _dump_secrets(secrets: Mapping[str, bytes]) -> bytes:

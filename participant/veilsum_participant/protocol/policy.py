@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
-from veilsum_participant.settings.config import ParticipantConfig, Policy
+from veilsum_participant.settings.config import NEEDED, ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import header_conflict, named_in_records
 from veilsum_participant.settings.encoder_files import find_path
-from veilsum_participant.settings.query import is_csv
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
@@ -135,25 +134,6 @@ def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
             yield name, told, f"Take {name!r} out of policy.tasks{now}."
 
 
-NEEDED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "statistics": (("tables",),),
-    "regression": (("tables",),),
-    "pca": (("gaussian-moments",),),
-    "slot-align": (("class-moments", "gaussian-moments"),),
-    "o-fedavg": (("class-moments", "prototypes"),),
-    "fedcgs": (("class-moments", "aligned-moments", "prototypes"),),
-    "fedpft": (("class-mixtures", "class-moments", "prototypes"),),
-    "gbdt": (("tree-gradients",),),
-    "fedsgd": (("gradient",),),
-    "fedavg": (("local-training",),),
-    "hfedatm": (("grams",), ("local-training",)),
-    "ggeur": (("class-moments", "prototypes"),),
-    "federated-evaluation": (("model-tables", "tables"),),
-}
-"""Tasks without which no study of a method runs: one of each group. A participant does not know the coordinator's registry,
-which the tests hold this against."""
-
-
 def lacking_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
     """Methods that the policy allows and of which it allows no study, for want of a task: the name, why, and what to do."""
     for name in policy.methods:
@@ -188,7 +168,7 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             f"A person may have several records of dataset {study.dataset!r}.",
             f'Ask for privacy.unit = "subject"; or, if nobody has two, state datasets.{study.dataset}.joined = false.',
         )
-    if dataset is not None and dataset.file is not None and is_csv(dataset.file) and dataset.header != study.data.header:
+    if dataset is not None and dataset.csv and dataset.header != study.data.header:
         yield Refusal(
             RefusalCode.DATASET,
             f"Dataset {study.dataset!r}: {header_conflict(study.data)}",
@@ -224,7 +204,7 @@ def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
             f" among {key}: {told}{', ...' if len(others) > 5 else ''}.",
             "Ask for columns that the site offers; or, if it agrees to these, let it state them.",
         )
-    elif not study.data.header and not dataset.header and dataset.file is not None and study.data.order != dataset.columns:
+    elif not study.data.header and not dataset.header and dataset.source == "file" and study.data.order != dataset.columns:
         yield Refusal(
             RefusalCode.DATASET,
             f"Dataset {study.dataset!r}: the schema's `order` is not {key}.",

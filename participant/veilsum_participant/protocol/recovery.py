@@ -8,16 +8,16 @@ verified, so a lying mirror can cost no more than what the site once signed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
 from veilsum_node.errors import HostileInput, VeilsumError
-from veilsum_node.identity import Role, key_fingerprint
-from veilsum_node.identity.certificate import common_name, issued, load_certificate, p256_key
+from veilsum_node.identity import key_fingerprint
+from veilsum_node.identity.certificate import common_name, load_certificate, p256_key
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.protocol.cohorts import Cohort, complete, is_held, is_unknown, remember
+from veilsum_participant.protocol.cohorts import Cohort, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
 from veilsum_participant.site import COMPLETE, ELSEWHERE, LOG, Site
 from veilsum_participant.store.attempts import (
@@ -35,8 +35,7 @@ from veilsum_participant.store.peers import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.studies import StudyRow, change_study, find_study, load_enrolments
 from veilsum_privacy.backup.restored import put_mark, read_mark
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.kept_receipts import KeptReceipt
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_proof, parse_receipt, verify_receipt
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_proof, parse_receipt
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.study.study import parse_study
 
@@ -61,12 +60,6 @@ class MirroredReceipt:
     consent: bytes = field(repr=False)
 
 
-def settled_entry(site: Site, coordinator: str) -> int:
-    """The entry of a coordinator's mirror up to which this site has settled everything."""
-    with site.database.reading() as connection:
-        return mirror_entry(connection, coordinator)
-
-
 def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> list[int]:
     """Charge what a mirror shows and the ledger does not know as charged; remember how far the mirror is settled.
 
@@ -82,7 +75,7 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     for start in range(0, len(valid), BATCH):
         with site.database.transaction() as connection:
             found = [
-                _settle_one(connection, site, item.receipt, consent_proof(item.consent))
+                settle_one(connection, site, item.receipt, consent_proof(item.consent))
                 for item in valid[start : start + BATCH]
             ]
             if any(outcome.elsewhere for outcome in found) and read_mark(connection) is None:
@@ -95,7 +88,7 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     with site.database.transaction() as connection:
         if settled > mirror_entry(connection, coordinator):
             keep_mirror_entry(connection, coordinator, settled)
-    return _tell(outcomes)
+    return tell(outcomes)
 
 
 def give_up_restored(connection: Connection, site: Site) -> None:
@@ -104,42 +97,6 @@ def give_up_restored(connection: Connection, site: Site) -> None:
     if read_mark(connection) is not None:
         for study in {row.study for row in attempts_in(connection, OPEN)}:
             give_up_open(connection, site, study)
-
-
-def recover_receipts(
-    site: Site, receipts: Iterable[KeptReceipt], beside: Callable[[int], Sequence[KeptReceipt]] | None = None
-) -> list[int]:
-    """The same for receipts that another ledger kept: a mirror's or a peer's, or its export. Other sites' are passed over.
-
-    Args:
-        beside: all receipts that an entry of that ledger covers, by its number: who was in the sum.
-
-    Returns:
-        Numbers of the ledger's new entries.
-    """
-    own = [kept for kept in receipts if kept.parsed.participant == site.name]
-    with site.database.transaction() as connection:
-        outcomes = [_settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own]
-        for kept in own:
-            receipt = kept.parsed
-            if beside is not None and is_unknown(connection, receipt.context):
-                members = _cohort(receipt, beside(kept.entry), site)
-                if members is not None:
-                    complete(connection, receipt.context, members)
-    return _tell(outcomes)
-
-
-def _cohort(own: Receipt, kept: Sequence[KeptReceipt], site: Site) -> Cohort | None:
-    """Who signed receipts for a sum; None unless they are as many as the site's own receipt says."""
-    members = {}
-    try:
-        for item in kept:
-            signer = issued(item.certificate, site.credentials.authority, Role.PARTICIPANT)
-            members[verify_receipt(item.receipt, signer, own.study, own.context).participant] = signer.fingerprint
-    except HostileInput as error:
-        LOG.error("these receipts do not show who was in a sum: %s", error)
-        return None
-    return members if site.name in members and len(members) == len(kept) == own.cohort_size else None
 
 
 @dataclass(frozen=True)
@@ -153,7 +110,7 @@ class _Outcome:
     elsewhere: bool = False
 
 
-def _tell(outcomes: Sequence[_Outcome]) -> list[int]:
+def tell(outcomes: Sequence[_Outcome]) -> list[int]:
     entries = [outcome.entry for outcome in outcomes if outcome.entry is not None]
     faults = [outcome.fault for outcome in outcomes if outcome.fault]
     if entries:
@@ -167,7 +124,7 @@ def _tell(outcomes: Sequence[_Outcome]) -> list[int]:
     return entries
 
 
-def _settle_one(
+def settle_one(
     connection: Connection, site: Site, signed: SignedReceipt, proof: bytes | None, certificate: bytes | None = None
 ) -> _Outcome:
     """Settle one receipt.

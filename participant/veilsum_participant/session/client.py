@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, StateError, Unavailable, VeilsumError
@@ -35,9 +36,7 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.protocol.policy import former_tasks, lacking_tasks, policy_values
-from veilsum_participant.protocol.recovery import give_up_restored
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
-from veilsum_participant.session.hooks import Begin, WaitingHook
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.settings.dataset_config import named_in_records
@@ -47,6 +46,9 @@ from veilsum_participant.studies import Studies
 from veilsum_participant.telemetry.watching import watched
 from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import Ledger
+
+if TYPE_CHECKING:
+    from veilsum_participant.session.hooks import Begin, WaitingHook
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -123,6 +125,8 @@ def open_site(
     )
     leave_former_studies(site)
     if site.restored() is not None:
+        from veilsum_participant.protocol.recovery import give_up_restored
+
         with database.transaction() as connection:
             give_up_restored(connection, site)
     return site
@@ -164,7 +168,7 @@ class Client:
         self._told: set[bytes] = set()
         self._certificate = OwnCertificate(site)
         self._store = StoreWatch(site.database)
-        self._hook = WaitingHook(site, begin=begin)
+        self._hook = _waiting_hook(site, begin)
         self._anew = False
 
     def stop(self) -> None:
@@ -188,7 +192,8 @@ class Client:
         try:
             self._keep_connected()
         finally:
-            self._hook.stop()
+            if self._hook is not None:
+                self._hook.stop()
             self._ended.set()
 
     def _keep_connected(self) -> None:
@@ -393,10 +398,20 @@ class Client:
             return
         try:
             self.core.expire()
-            self._hook.look()
+            if self._hook is not None:
+                self._hook.look()
         except VeilsumError as error:
             if not self._site.database.write_fault:  # which is told once, and not every second
                 LOG.error("cannot act on deadlines: %s", error)
+
+
+def _waiting_hook(site: Site, begin: Begin | None) -> WaitingHook | None:
+    """What tells the site's own command of waiting studies; None where it names none."""
+    if not site.config.hooks.waiting:
+        return None
+    from veilsum_participant.session.hooks import WaitingHook  # which a site without a command does without
+
+    return WaitingHook(site, begin=begin)
 
 
 def _read(directives: Iterator[Directive], inbox: queue.Queue[Directive | Exception | None]) -> None:

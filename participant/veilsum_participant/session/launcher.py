@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from veilsum_node.errors import Unavailable
 from veilsum_node.process.confinement import Bounds, confine
@@ -31,11 +31,13 @@ from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
 from veilsum_participant.session.client import Parts
-from veilsum_participant.session.hooks import Running
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.remote import WorkerDatasets, plain
 from veilsum_participant.worker.starting import MODULES
+
+if TYPE_CHECKING:
+    from veilsum_participant.session.hooks import Running
 
 LOG = logging.getLogger("veilsum.participant")
 

@@ -18,21 +18,16 @@ from pydantic import (
     model_validator,
 )
 
-from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.fields import Frozen, Name
-from veilsum_node.identity.files import read_file
-from veilsum_participant.settings.query import (
+from veilsum_participant.settings.forms import (
     ENCODINGS,
     PLAIN,
-    Bucket,
     Dialect,
-    Images,
-    Source,
-    SourceQuery,
-    TextFile,
-    Texts,
-    is_csv,
+    csv_path,
+    csv_url,
     is_json,
+    is_text,
+    npz_path,
     pixel_names,
     token_names,
 )
@@ -53,14 +48,6 @@ Encoding = Annotated[str, AfterValidator(_known_encoding)]
 
 _OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "misses_file", "files", "joined")
 """Keys of a dataset that only a query may set."""
-
-MISSES = ("what", "number", "of", "meant")
-"""What a query of misses yields: of how many things how many are so, and whether the query means to leave them aside."""
-
-
-def _is_text(file: Path | Bucket) -> bool:
-    """Whether a file is of text, by its name alone."""
-    return file.csv if isinstance(file, Bucket) else file.suffix.lower() not in (".parquet", ".pq", ".npz")
 
 
 class ImagesConfig(Frozen):
@@ -143,12 +130,12 @@ class DatasetConfig(Frozen):
         delimiter, decimal: of CSV, what separates cells, "," unless stated (tab is "\\t"), and the mark before the decimal
             places of numbers, "." unless it is ",".
         encoding, compression: of CSV and ndjson, how characters and bytes are written
-            (:class:`veilsum_participant.settings.query.Dialect`). None of the four is guessed from a file: one record could
+            (:class:`veilsum_participant.settings.forms.Dialect`). None of the four is guessed from a file: one record could
             decide it.
         dsn, dsn_file: of a query, the database's URL, or a private file that holds it; without one DuckDB reads ``files``.
         query, query_file: one SELECT statement, or a file of it.
         misses_file: a further query on the same tables, which `participant check --schema` alone asks: how much of what the
-            tables hold the query leaves aside. It yields :data:`MISSES`.
+            tables hold the query leaves aside. It yields :data:`veilsum_participant.settings.query.MISSES`.
         files: of a query on files, the table that each becomes: Parquet (or a folder or glob of it), CSV with a header,
             or JSON, whose values are in the column ``json``: ndjson, or a document a file.
         columns: what studies may ask for. A study's column names are held against these, and never against what stands in the
@@ -243,9 +230,9 @@ class DatasetConfig(Frozen):
         if self.source == "sql":
             if self.decimal != PLAIN.decimal:
                 raise ValueError("decimal is for a file; a query converts texts itself")
-            if not any(map(_is_text, self.files.values())):
+            if not any(map(is_text, self.files.values())):
                 raise ValueError("delimiter, encoding and compression are for CSV and ndjson")
-        elif self.file is not None and not _is_text(self.file):
+        elif not (is_text(self.path) if self.path is not None else self.csv):
             raise ValueError("delimiter, decimal, encoding and compression are for CSV")
         return self
 
@@ -260,20 +247,16 @@ class DatasetConfig(Frozen):
         return self.source == "sql" and self.joined is not False
 
     @property
-    def file(self) -> Path | Bucket | None:
-        """What it is read from, unless that is a query."""
-        return self.path if self.s3 is None else Bucket(**dict(self.s3))
+    def csv(self) -> bool:
+        """Whether it is read from a file that counts as CSV: in S3 from an object whose name ends in .csv."""
+        if self.path is not None:
+            return csv_path(self.path)
+        return self.s3 is not None and csv_url(self.s3.url)
 
-    def origin(self, name: str) -> Source:
-        """What the dataset of a name is read from.
-
-        Raises:
-            ConfigurationError: the file of the query cannot be read.
-        """
-        table = self._table(name)
-        if self.images is not None:
-            return Images(table, self.images.folder, self.images.column, self.images.shape)
-        return table if self.texts is None else Texts(table, **dict(self.texts))
+    @property
+    def in_batches(self) -> bool:
+        """Whether it takes less memory to read it in batches than all its records do: everything but an npz file."""
+        return self.path is None or not npz_path(self.path)
 
     @property
     def derived(self) -> Sequence[str]:
@@ -281,28 +264,6 @@ class DatasetConfig(Frozen):
         if self.images is not None:
             return pixel_names(self.images.shape)
         return () if self.texts is None else token_names(self.texts.sha256, self.texts.length)
-
-    def misses(self, name: str) -> SourceQuery | None:
-        """The query about what the dataset's own leaves aside; None without one.
-
-        Raises:
-            ConfigurationError: its file cannot be read.
-        """
-        if self.misses_file is None:
-            return None
-        text = _query_text(self.misses_file, name)
-        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, MISSES, self.timeout, self.dialect)
-
-    def _table(self, name: str) -> Path | Bucket | TextFile | SourceQuery:
-        if self.file is not None:
-            return self.file if self.dialect == PLAIN else TextFile(self.file, self.dialect)
-        text = (self.query or "") if self.query_file is None else _query_text(self.query_file, name)
-        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout, self.dialect)
-
-
-def _query_text(path: Path, name: str) -> str:
-    with raising(ConfigurationError(f"The query {path} is not UTF-8 text."), on=UnicodeDecodeError):
-        return read_file(path, f"query of dataset {name}").decode()
 
 
 class EncoderConfig(Frozen):
@@ -323,6 +284,6 @@ def header_conflict(schema: DatasetSchema) -> str:
 
 def named_in_records(offered: DatasetConfig) -> bool:
     """Whether the names of a dataset's columns stand in a line that could be a record: of CSV, and of a query on CSV."""
-    if offered.file is not None:
-        return offered.header and is_csv(offered.file)
-    return any(is_csv(path) and not is_json(path) for path in offered.files.values())
+    if offered.source == "file":
+        return offered.header and offered.csv
+    return any(csv_path(path) and not is_json(path) for path in offered.files.values())

@@ -6,7 +6,8 @@ from pathlib import Path
 from veilsum_node.config import validate
 from veilsum_node.errors import Misuse
 from veilsum_participant.settings.dataset_config import DatasetConfig
-from veilsum_participant.settings.query import Dialect, Source
+from veilsum_participant.settings.forms import Dialect
+from veilsum_participant.settings.query import Source, origin
 
 
 def declared(file: Path, keys: Sequence[str]) -> Source:
@@ -29,4 +30,4 @@ def declared(file: Path, keys: Sequence[str]) -> Source:
             told = f"{pair!r} says nothing of how a file is written."
             raise Misuse(told, 'Use KEY=VALUE, as in delimiter=";" or encoding=cp1252.')
         given[key] = value.replace("\\t", "\t")
-    return validate({"path": file, **given}, DatasetConfig, source=f"What is said of {file}").origin(file.name)
+    return origin(validate({"path": file, **given}, DatasetConfig, source=f"What is said of {file}"), file.name)

@@ -1,9 +1,10 @@
-"""What a dataset is read from: a file, or a query of the operator's own and the database that answers it."""
+"""What a dataset is read from: a file, or a query of the operator's own and the database that answers it.
+
+Whoever reads needs it; a guard hands on what is configured, and knows none of this.
+"""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,40 +13,9 @@ from typing import TypeAlias
 from pydantic import SecretStr
 
 from veilsum_node.errors import ConfigurationError, raising
-from veilsum_node.identity.files import read_private
-
-_CSV_URL = re.compile(r"\.(csv|tsv|txt)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How a file of text is written, as its owner declares.
-
-    Attributes:
-        delimiter: what separates the cells of a CSV file's line.
-        decimal: the mark between a number's whole and its decimal places, "." or ",".
-        encoding: of its characters, one of :data:`ENCODINGS`.
-        compression: of its bytes, one of :data:`COMPRESSIONS`; empty for none.
-    """
-
-    delimiter: str = ","
-    decimal: str = "."
-    encoding: str = "utf-8"
-    compression: str = ""
-
-
-PLAIN = Dialect()
-"""UTF-8 with commas and points, and not compressed; a line that is not UTF-8 is Latin-1."""
-
-ENCODINGS = (
-    *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "ascii", "latin-1", "cp1250", "cp1251", "cp1252", "cp1253"),
-    *("cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp437", "cp850", "cp852", "cp866", "iso8859-2", "iso8859-5"),
-    *("iso8859-7", "iso8859-8", "iso8859-9", "iso8859-15", "koi8-r", "koi8-u", "mac-roman", "gb18030", "gbk", "big5"),
-    *("cp932", "shift_jis", "euc-jp", "cp949", "euc-kr"),
-)
-"""Encodings in which no character, broken or not, reaches beyond its line."""
-
-COMPRESSIONS = ("gzip", "bzip2", "xz", "zstd")
+from veilsum_node.identity.files import read_file, read_private
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.forms import PLAIN, Dialect, csv_path, csv_url, npz_path, pixel_names, token_names
 
 
 @dataclass(frozen=True)
@@ -125,7 +95,7 @@ class Bucket:
     @property
     def csv(self) -> bool:
         """Whether it is an object of CSV, compressed perhaps."""
-        return _CSV_URL.search(self.url) is not None and not any(letter in self.url for letter in "*?[")
+        return csv_url(self.url)
 
 
 @dataclass(frozen=True)
@@ -180,25 +150,11 @@ class Texts:
         return token_names(self.sha256, self.length)
 
 
-def token_names(sha256: str, length: int) -> list[str]:
-    """Names of the columns of a text's tokens, in order: with the beginning of the tokenizer's hash, so that sites which have
-    different ones offer different columns."""
-    return [f"token{place}_{sha256[:8]}" for place in range(length)]
-
-
-def pixel_names(shape: tuple[int, int, int]) -> list[str]:
-    """Names of the columns of an image's pixels, ``pixel0`` first; the last axis runs fastest."""
-    return [f"pixel{place}" for place in range(math.prod(shape))]
-
-
 Derived = Images | Texts
 """A table, and columns that are made of one of its own."""
 
 Source: TypeAlias = Path | Bucket | TextFile | SourceQuery | Derived
 """A file, a folder or a glob of Parquet files; the same in S3; a query; or one of these with images or tokens."""
-
-PARQUET = (".parquet", ".pq")
-"""Suffixes of Parquet files."""
 
 
 def is_csv(file: Path | Bucket | TextFile) -> bool:
@@ -207,28 +163,52 @@ def is_csv(file: Path | Bucket | TextFile) -> bool:
     In S3 an object of CSV ends in .csv.
     """
     if isinstance(file, Path):
-        return file.suffix.lower() not in (*PARQUET, ".npz") and not file.is_dir()
+        return csv_path(file)
     return isinstance(file, TextFile) or file.csv
 
 
 def is_npz(file: Path | Bucket | TextFile) -> bool:
     """Whether a file is an archive of NumPy's arrays."""
-    return isinstance(file, Path) and file.suffix.lower() == ".npz"
+    return isinstance(file, Path) and npz_path(file)
 
 
-def is_json(path: Path) -> bool:
-    """Whether a file of a name, or a glob of several, holds JSON."""
-    return is_document(path) or _suffix(path) in (".ndjson", ".jsonl")
+MISSES = ("what", "number", "of", "meant")
+"""What a query of misses yields: of how many things how many are so, and whether the query means to leave them aside."""
 
 
-def is_document(path: Path) -> bool:
-    """Whether a file holds one JSON document, in any number of lines."""
-    return _suffix(path) == ".json"
+def origin(offered: DatasetConfig, name: str) -> Source:
+    """What the offered dataset of a name is read from.
+
+    Raises:
+        ConfigurationError: the file of the query cannot be read.
+    """
+    table = _table(offered, name)
+    if offered.images is not None:
+        return Images(table, offered.images.folder, offered.images.column, offered.images.shape)
+    return table if offered.texts is None else Texts(table, **dict(offered.texts))
 
 
-def _suffix(path: Path) -> str:
-    """The last suffix, before that of a compression."""
-    name = path.name.lower()
-    for packed in (".gz", ".bz2", ".xz", ".zst"):
-        name = name.removesuffix(packed)
-    return Path(name).suffix
+def misses(offered: DatasetConfig, name: str) -> SourceQuery | None:
+    """The query about what the dataset's own leaves aside; None without one.
+
+    Raises:
+        ConfigurationError: its file cannot be read.
+    """
+    return None if offered.misses_file is None else _asked(offered, name, _query_text(offered.misses_file, name), MISSES)
+
+
+def _table(offered: DatasetConfig, name: str) -> Path | Bucket | TextFile | SourceQuery:
+    file = offered.path if offered.s3 is None else Bucket(**dict(offered.s3))
+    if file is not None:
+        return file if offered.dialect == PLAIN else TextFile(file, offered.dialect)
+    text = (offered.query or "") if offered.query_file is None else _query_text(offered.query_file, name)
+    return _asked(offered, name, text, offered.columns)
+
+
+def _asked(offered: DatasetConfig, name: str, text: str, columns: tuple[str, ...]) -> SourceQuery:
+    return SourceQuery(name, text, offered.dsn, offered.dsn_file, offered.files, columns, offered.timeout, offered.dialect)
+
+
+def _query_text(path: Path, name: str) -> str:
+    with raising(ConfigurationError(f"The query {path} is not UTF-8 text."), on=UnicodeDecodeError):
+        return read_file(path, f"query of dataset {name}").decode()

@@ -17,8 +17,9 @@ from prometheus_client.registry import Collector
 
 from veilsum_node.errors import RefusalCode
 from veilsum_node.storage import look_at
-from veilsum_node.telemetry.endpoint_settings import Heartbeat, MetricsSettings
+from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_node.telemetry.exposition import page_of
+from veilsum_node.telemetry.heartbeat import Heartbeat
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.site import AttemptOutcome, Site, SiteObserver, SiteStep, Stage

@@ -194,7 +194,7 @@ class WorkerStudies(Studies):
         with told_as(HostileInput, Misuse, what=f"Task {task.label!r}"):
             task.agreed.compiler().ask(request, arrays)
 
-    def _followed(self, agreed: DeclaredStudy, kept: bytes) -> Following:
+    def follow(self, agreed: DeclaredStudy, kept: bytes) -> Following:
         if not isinstance(agreed, CompiledStudy):
             raise Misuse("A study is followed where its tasks are traced.")
         return CompiledModel(agreed.compiler, kept)

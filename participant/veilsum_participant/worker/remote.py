@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import SecretStr
 
@@ -24,7 +24,6 @@ from veilsum_node.errors import ConfigurationError, DataError, Unavailable, Veil
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import Caller, FramedSocket
-from veilsum_participant.boundary.maps import EncodeBy
 from veilsum_participant.boundary.reader import (
     AskShare,
     BeginRows,
@@ -39,13 +38,15 @@ from veilsum_participant.boundary.reader import (
 from veilsum_participant.datasets import Batches, Datasets, Snapshot
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.settings.encoder_files import find_path
-from veilsum_participant.worker.elsewhere import Computing, MapFailedError, ProgramElsewhere, RoundMaps
 from veilsum_participant.worker.rows import opened_rows
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
 from veilsum_privacy.computation.contribution import Elsewhere
 from veilsum_privacy.computation.declared import Encode
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
+
+if TYPE_CHECKING:
+    from veilsum_participant.worker.elsewhere import Computing
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -81,7 +82,7 @@ class WorkerDatasets(Datasets):
         self._starter = starter
         self._waiting: dict[tuple[str, bytes], tuple[_RunningReader, threading.Timer]] = {}
         self._lock = threading.Lock()
-        self._computing = Computing(starter)
+        self._computing: Computing | None = None
 
     # -- what is asked ---------------------------------------------------------------------------------------------------
 
@@ -139,9 +140,12 @@ class WorkerDatasets(Datasets):
         return share
 
     def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
+        from veilsum_participant.boundary.maps import EncodeBy  # which a site does without where no study has a network
+        from veilsum_participant.worker.elsewhere import MapFailedError, ProgramElsewhere
+
         path = find_path(encoders, declared).absolute()
         request = EncodeBy(device, str(path), declared.model_dump_json().encode())
-        encode = ProgramElsewhere(self._computing, name, declared.sha256, request)
+        encode = ProgramElsewhere(self._maps(), name, declared.sha256, request)
         try:
             encode.ready()
         except MapFailedError as error:
@@ -150,7 +154,17 @@ class WorkerDatasets(Datasets):
         return encode
 
     def elsewhere(self, name: str, device: str, seconds: float) -> Elsewhere:
-        return RoundMaps(self._computing, name, device, seconds)
+        from veilsum_participant.worker.elsewhere import RoundMaps
+
+        return RoundMaps(self._maps(), name, device, seconds)
+
+    def _maps(self) -> "Computing":
+        """The processes that compute networks and programs, of which none runs before one is asked for."""
+        from veilsum_participant.worker.elsewhere import Computing
+
+        with self._lock:
+            self._computing = self._computing or Computing(self._starter)
+            return self._computing
 
     def close(self) -> None:
         """End all readers, and let go of records."""
@@ -159,7 +173,8 @@ class WorkerDatasets(Datasets):
         for reader, timer in waiting.values():
             timer.cancel()
             reader.end()
-        self._computing.close()
+        if self._computing is not None:
+            self._computing.close()
         self.let_go()
 
     # -- readers ---------------------------------------------------------------------------------------------------------

@@ -50,7 +50,6 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from veilsum_node.errors import Misuse
-from veilsum_privacy.accounting.domination import dominating_ratio
 from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon
 from veilsum_privacy.accounting.renyi import ORDERS, SCALE_BITS, Curve, standard_epsilon, step_curve, strict_epsilon, to_floats
 
@@ -244,6 +243,8 @@ class Releases:
         """
         ratios, slacks = [math.ldexp(self._ratio, -SCALE_BITS)], []
         for (course, rate, ratio), steps in self._courses.items():
+            from veilsum_privacy.accounting.domination import dominating_ratio  # which sampled releases alone need
+
             begun = -(-steps // course.steps)
             one = dominating_ratio(rate, ratio, course.steps, course.slack) if sampling else ratio * course.steps
             ratios.append(begun * one)

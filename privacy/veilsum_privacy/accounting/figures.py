@@ -26,7 +26,7 @@ from veilsum_privacy.accounting.accountant import (
     gate_of,
 )
 from veilsum_privacy.accounting.estimate import composed_epsilon
-from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon, gaussian_ratio
+from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon, gaussian_delta
 from veilsum_privacy.accounting.losses import LossSteps
 from veilsum_privacy.accounting.renyi import ORDERS, SCALE_BITS, Curve, conversion, to_floats
 
@@ -126,3 +126,21 @@ def _composed(gate: Releases, delta: float) -> float | None:
 def _prv(sampled: tuple[tuple[float, float, int], ...], unsampled: float, curve: Curve, delta: float) -> float | None:
     rate, ratio, steps = np.array(sampled, dtype=np.float64).reshape(-1, 3).T
     return composed_epsilon(LossSteps(rate, np.sqrt(ratio), steps, unsampled), delta, to_floats(curve))
+
+
+def gaussian_ratio(epsilon: float, delta: float) -> float:
+    """The largest (D / sigma)^2, rounded down, of which :func:`analytic_gaussian_epsilon` is at most ``epsilon``.
+
+    Args:
+        epsilon: positive.
+        delta: in (0, 1/2).
+    """
+    if not (math.isfinite(epsilon) and epsilon > 0 and 0.0 < delta < 0.5):
+        raise Misuse("A positive epsilon and a delta in (0, 1/2) are needed.")
+    low, high = 0.0, 1.0
+    while gaussian_delta(high, epsilon) <= delta:
+        low, high = high, 2 * high
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if gaussian_delta(middle, epsilon) > delta else (middle, high)
+    return low * low * (1 - 1e-11)

@@ -65,24 +65,6 @@ def analytic_gaussian_epsilon(ratio: float, delta: float) -> float:
     return high
 
 
-def gaussian_ratio(epsilon: float, delta: float) -> float:
-    """The largest (D / sigma)^2, rounded down, of which :func:`analytic_gaussian_epsilon` is at most ``epsilon``.
-
-    Args:
-        epsilon: positive.
-        delta: in (0, 1/2).
-    """
-    if not (math.isfinite(epsilon) and epsilon > 0 and 0.0 < delta < 0.5):
-        raise Misuse("A positive epsilon and a delta in (0, 1/2) are needed.")
-    low, high = 0.0, 1.0
-    while gaussian_delta(high, epsilon) <= delta:
-        low, high = high, 2 * high
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if gaussian_delta(middle, epsilon) > delta else (middle, high)
-    return low * low * (1 - 1e-11)
-
-
 def gaussian_profile(mu: float, epsilon: Floats) -> Floats:
     """delta at each ``epsilon`` of a Gaussian mechanism with D / sigma = mu."""
     from scipy.special import log_ndtr, ndtr  # a fifth of a second of a process's start, which sampled releases alone need

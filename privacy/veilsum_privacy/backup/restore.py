@@ -16,7 +16,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import sqlalchemy as sa
+
 from veilsum_node.database import open_readonly
+from veilsum_node.driver_faults import typed_faults
 from veilsum_node.errors import HostileInput, StateError, VeilsumError
 from veilsum_node.file_names import is_name
 from veilsum_node.identity import Role
@@ -36,7 +39,7 @@ from veilsum_privacy.backup.backup import (
     describe,
     open_archive,
 )
-from veilsum_privacy.backup.restored import read_mark, write_mark
+from veilsum_privacy.backup.restored import RESTORED, put_mark, read_mark
 from veilsum_privacy.ledger import LedgerReader
 
 MOVE_SECONDS = 7 * 86400
@@ -244,3 +247,18 @@ def _restore_results(places: Mapping[str, Path], results: Path | None) -> int:
             write_new(target, source.read_bytes(), mode=0o600)
             wrote += 1
     return wrote
+
+
+def write_mark(state: Path, made: int, head: bytes) -> None:
+    """Mark a copy of a state that nobody has open; an earlier mark, and an operator's word on it, is replaced.
+
+    Raises:
+        Unavailable, Damage: it cannot be written.
+    """
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(state)), hide_parameters=True)  # its journal stays as it is
+    try:
+        with typed_faults(), engine.begin() as connection:
+            RESTORED.drop(connection, checkfirst=True)
+            put_mark(connection, made, head)
+    finally:
+        engine.dispose()

@@ -6,12 +6,9 @@ operator's word (:mod:`veilsum_participant.protocol.endorsement`). A backup of a
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy import inspect
-
-from veilsum_node.driver_faults import typed_faults
 
 RESTORED = sa.Table(
     "participant_restored",
@@ -36,21 +33,6 @@ class Mark:
     made: int
     head: bytes
     trusted: bool
-
-
-def write_mark(state: Path, made: int, head: bytes) -> None:
-    """Mark a copy of a state that nobody has open; an earlier mark, and an operator's word on it, is replaced.
-
-    Raises:
-        Unavailable, Damage: it cannot be written.
-    """
-    engine = sa.create_engine(sa.URL.create("sqlite", database=str(state)), hide_parameters=True)  # its journal stays as it is
-    try:
-        with typed_faults(), engine.begin() as connection:
-            RESTORED.drop(connection, checkfirst=True)
-            put_mark(connection, made, head)
-    finally:
-        engine.dispose()
 
 
 def put_mark(connection: sa.Connection, made: int, head: bytes) -> None:

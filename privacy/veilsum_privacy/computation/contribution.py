@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,6 @@ from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.securesum.array_bytes import in_range
 from veilsum_privacy.study.study import Study
-
-if TYPE_CHECKING:
-    pass
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -441,13 +438,6 @@ _Evaluate = Callable[[RowGraph, Mapping[str, OpaqueMap], int], Evaluation]
 
 def _elsewhere(evaluate: _Evaluate, maps: Callable[[Mapping[str, OpaqueMap]], Mapping[str, OpaqueMap]]) -> _Evaluate:
     return lambda graph, given, most: evaluate(graph, maps(given), most)
-
-
-def on_grid(plan: DeclaredPlan, scaled: Floats) -> Integers:
-    """Vectors of sites in grid units, clamped, as :attr:`SitePart.total` has them."""
-    finer = 2.0**CENTRE_BITS if plan.declaration.unrounded else 1.0
-    clamped = np.clip(scaled, -plan.encoding.bound, plan.encoding.bound)
-    return np.rint(clamped * finer).astype(np.int64)
 
 
 def _add_rows(

@@ -149,6 +149,14 @@ class Chain:
         self._last = (0, "") if key else (row["seq"], row["hash"])
         return Appended(int(row["seq"]), hashed)
 
+    def own_certificates(self, connection: Connection) -> list[bytes]:
+        """Certificates of the owner that the entries name, the latest first; DER.
+
+        Raises:
+            HostileInput: one is malformed.
+        """
+        return self._certificates([str(text) for text in connection.scalars(_NAMING_KEYS)])[::-1]
+
     @staticmethod
     def _tip(connection: Connection) -> tuple[int, str]:
         """Number and hash of the last entry."""

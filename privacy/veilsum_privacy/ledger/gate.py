@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, or_, select
 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError
+from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation, read_kind, why_infinite
 from veilsum_privacy.ledger.rows import read_row
@@ -40,7 +41,7 @@ Rows = Mapping[Kind, Mapping[str, Any]]
 
 
 class Gate:
-    """Reservations and charges of one site.
+    """Reservations and charges of one site; its ledger is one that keeps more.
 
     Args:
         chain: that entries are written to.
@@ -50,14 +51,25 @@ class Gate:
     def __init__(self, chain: Chain, totals: Follower) -> None:
         self._chain, self._totals = chain, totals
 
-    def set_budget(self, connection: Connection, population: str, budget: Budget, *, reason: str, operator: str) -> int:
+    def set_budget(
+        self,
+        connection: Connection,
+        population: str,
+        epsilon: float | None,
+        delta: float,
+        *,
+        reason: str,
+        operator: str,
+        adaptive: Adaptive = "standard",
+    ) -> int:
         """Set or change a population's budget; it holds for everything released so far. Returns the entry's number.
 
         A budget below what is spent is allowed: it stops every further release. The entry says so.
 
         Raises:
-            Misuse: no population, reason or operator.
+            Misuse: an epsilon or delta out of range, or no population, reason or operator.
         """
+        budget = Budget(epsilon, delta, adaptive)
         if not (population and reason and operator):
             raise Misuse("A budget needs a population, a reason and an operator.")
         detail: dict[str, Any] = {"epsilon": budget.epsilon, "reason": reason, "operator": operator}
@@ -96,7 +108,7 @@ class Gate:
         budget = self._admit(connection, reservation.population, reservation.mechanism)
         return self._chain.append(connection, Kind.RESERVE, {**columns, "delta": budget.delta}).seq
 
-    def charge(
+    def _charge(
         self,
         connection: Connection,
         context: bytes,
@@ -147,7 +159,7 @@ class Gate:
         detail = {"reason": reason} if reason else {}
         return self._chain.append(connection, Kind.FREE, release_columns(reserved), detail).seq
 
-    def recover(
+    def _recover(
         self,
         connection: Connection,
         context: bytes,

@@ -26,10 +26,9 @@ from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput, Misuse, Refusal, StateError
 from veilsum_node.identity import Credentials, Role
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.checks import CheckedReceipt, check_cohort, check_countersignature, find_signer, own_receipt
-from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.entries import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.gate import PAID, Gate, about, release_columns, reserved_of
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader
@@ -37,7 +36,7 @@ from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receip
 from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy
 
 
-class Ledger(LedgerReader):
+class Ledger(Gate, LedgerReader):
     """A site's ledger, to write and to read; created with its first entry if the database has none.
 
     Args:
@@ -57,45 +56,13 @@ class Ledger(LedgerReader):
     ) -> None:
         if credentials.identity.role is not Role.PARTICIPANT:
             raise Misuse("Only a participant has a ledger of its own.", "A coordinator has a mirror.")
-        self._chain = Chain(database, credentials=credentials, clock=clock, random=random)
-        super().__init__(database)
-        self._gate = Gate(self._chain, self._totals)
+        chain = Chain(database, credentials=credentials, clock=clock, random=random)
+        LedgerReader.__init__(self, database)
+        Gate.__init__(self, chain, self._totals)
 
     def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
         """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""
         self._chain.renew(credentials, run)
-
-    def set_budget(
-        self,
-        connection: Connection,
-        population: str,
-        epsilon: float | None,
-        delta: float,
-        *,
-        reason: str,
-        operator: str,
-        adaptive: Adaptive = "standard",
-    ) -> int:
-        """Set or change a population's budget: :meth:`veilsum_privacy.ledger.gate.Gate.set_budget`.
-
-        Raises:
-            Misuse: an epsilon or delta out of range, or no reason or operator.
-        """
-        return self._gate.set_budget(
-            connection, population, Budget(epsilon, delta, adaptive), reason=reason, operator=operator
-        )
-
-    def reserve(self, connection: Connection, reservation: Reservation) -> int:
-        """Set a release's cost aside before anything that depends on records leaves; open reservations count as spent.
-
-        Returns:
-            The entry's number; that of the first call if this release was reserved before.
-
-        Raises:
-            Refusal: ``BUDGET``: the population has no budget, or not enough is left.
-            StateError: the round was charged, or the attempt or context reserved for another release or ended.
-        """
-        return self._gate.reserve(connection, reservation)
 
     def charge(self, connection: Connection, context: bytes, witness: Witness | None = None) -> int:
         """Spend a reservation for good; belongs into the transaction that makes the consent durable.
@@ -114,7 +81,7 @@ class Ledger(LedgerReader):
             HostileInput: a receipt or the countersignature is forged, old, or for another sum.
         """
         if witness is None:
-            return self._gate.charge(connection, context)
+            return self._charge(connection, context)
         now, checked = self._chain.now(), list[CheckedReceipt]()
 
         def witnessed(reserved: Reservation) -> dict[str, Any]:
@@ -130,18 +97,10 @@ class Ledger(LedgerReader):
                 "coordinator": keep_certificate(connection, coordinator.certificate),
             }
 
-        entry = self._gate.charge(connection, context, witnessed, now=now)
+        entry = self._charge(connection, context, witnessed, now=now)
         if checked:
             keep_receipts(connection, entry, checked)
         return entry
-
-    def free(self, connection: Connection, context: bytes, *, reason: str = "") -> int:
-        """Give a reservation back that never got consent. Returns the entry's number, that of the first call if repeated.
-
-        Raises:
-            StateError: nothing is reserved for the context, or it was charged.
-        """
-        return self._gate.free(connection, context, reason=reason)
 
     def snapshot(self, connection: Connection, context: bytes, digest: bytes) -> int:
         """Record which records a release was computed from, with its charge. Returns the entry's number, that of the first
@@ -280,12 +239,12 @@ class Ledger(LedgerReader):
         parsed = parse_receipt(receipt.body)
 
         def signed(named: str) -> tuple[Reservation, dict[str, Any]]:
-            candidates = [*self._own_certificates(connection), *([] if certificate is None else [certificate])]
+            candidates = [*self._chain.own_certificates(connection), *([] if certificate is None else [certificate])]
             signer = find_signer(receipt, self._chain.name, candidates, self._chain.credentials.authority)
             kept = keep_certificate(connection, signer.certificate)
             return parsed.reservation(named), {"receipt": [receipt.body, receipt.signature], "certificate": kept}
 
-        return self._gate.recover(connection, parsed.context, population, signed)
+        return self._recover(connection, parsed.context, population, signed)
 
     def checkpoint(self, connection: Connection | None = None) -> int:
         """Record where every population stands, up to which entry. Returns the entry's number.

@@ -205,16 +205,6 @@ class ChainReader:
         value = None if detail is None else parse_canonical(str(detail).encode(), what="ledger entry")
         return value if isinstance(value, dict) else {}
 
-    def _own_certificates(self, connection: Connection) -> list[bytes]:
-        """Certificates of the owner that the entries name, the latest first; DER."""
-        kinds = [Kind.GENESIS.value, Kind.KEY.value]
-        query = select(_COLUMNS.detail).where(_COLUMNS.kind.in_(kinds)).order_by(_COLUMNS.seq.desc())
-        details = [parse_canonical(str(text).encode(), what="ledger entry") for text in connection.scalars(query)]
-        try:
-            return [unhex(detail["certificate"]) for detail in details if "certificate" in detail]
-        except (AttributeError, TypeError, ValueError) as error:
-            raise HostileInput("A certificate that the ledger names is malformed.", "Run veilsum ledger verify.") from error
-
     @staticmethod
     def _last(connection: Connection) -> tuple[int, bytes]:
         last = connection.execute(_LAST).first()

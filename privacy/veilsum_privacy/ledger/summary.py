@@ -7,6 +7,7 @@ from veilsum_node.identity import Role
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import Countersignature
+from veilsum_privacy.ledger.verification import Heads
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,11 @@ class Word:
     consented: bool
 
 
-class Summary:
+class Summary(Heads):
     """What a verified ledger says about others, and what others' words must fit.
 
     Attributes:
         name, role: of its owner.
-        heads: number of each entry by its hash.
         hashes: of all entries in order.
         known: contexts that were reserved or recovered.
         paid: contexts that were charged or recovered.
@@ -39,8 +39,8 @@ class Summary:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.name, self.role = "", Role.PARTICIPANT
-        self.heads: dict[bytes, int] = {}
         self.hashes: list[bytes] = []
         self.known: set[bytes] = set()
         self.paid: set[bytes] = set()
@@ -56,7 +56,7 @@ class Summary:
 
     def add(self, entry: Entry) -> None:
         """Take in a verified entry."""
-        self.heads[entry.hash] = entry.seq
+        super().add(entry)
         self.hashes.append(entry.hash)
         context = entry.context
         if context is None:

@@ -22,6 +22,7 @@ from veilsum_privacy.ledger.faults import LedgerFault, require
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
 from veilsum_privacy.ledger.keys import KeyRing
 from veilsum_privacy.ledger.receipts import (
+    Countersignature,
     Receipt,
     SignedReceipt,
     consents_digest,
@@ -32,7 +33,6 @@ from veilsum_privacy.ledger.receipts import (
 from veilsum_privacy.ledger.rows import HIDING, NO_HASH, Row, check_types, facts, hash_facts, read_row, unhex
 from veilsum_privacy.ledger.rules import Rules, SiteRules, described, described_by
 from veilsum_privacy.ledger.statements import estimate_of
-from veilsum_privacy.ledger.summary import Summary
 from veilsum_privacy.ledger.totals import Standing
 
 ADVICE = "Keep the file as it is and compare it with the mirror."
@@ -132,19 +132,17 @@ def verify_ledger(
         LedgerFault: names the first entry that fails.
         Unavailable, Damage: a database cannot be read.
     """
-    summary, verified = _examine(source, authority)
-    if head is not None and head != verified.head:
-        known = summary.heads.get(head)
-        if known is None:
-            fault = f"The ledger does not hold the named head; it ends at entry {verified.entries}."
-            raise LedgerFault(f"{fault} Entries were removed or replaced.", ADVICE, entry=verified.entries + 1)
-        fault = f"The named head is that of entry {known}; the ledger goes on to entry {verified.entries}."
-        raise LedgerFault(fault, "Compare with the later head.", entry=known + 1)
-    for other in against:
-        from veilsum_privacy.ledger.comparison import compare  # for whoever has others' ledgers
+    if not against:
+        return _ending_in(head, source, authority, Heads())
+    from veilsum_privacy.ledger.comparison import compare  # for whoever has others' ledgers
+    from veilsum_privacy.ledger.summary import Summary
 
+    summary = Summary()
+    verified = _ending_in(head, source, authority, summary)
+    for other in against:
+        others = Summary()
         try:
-            others, found = _examine(other, authority)
+            found = _examine(other, authority, others)
         except LedgerFault as error:
             fault = f"A ledger that was given to compare with does not verify itself. {error.message}"
             raise LedgerFault(fault, error.advice, entry=error.entry, site=error.site) from error
@@ -154,8 +152,45 @@ def verify_ledger(
     return verified
 
 
-def _examine(source: LedgerSource, authority: x509.Certificate | None) -> tuple[Summary, Verification]:
-    examination = _Examination(authority)
+class Heads:
+    """The number of each verified entry by its hash; a summary, by which ledgers are compared, takes in more.
+
+    Attributes:
+        heads: by hash.
+    """
+
+    def __init__(self) -> None:
+        self.heads: dict[bytes, int] = {}
+
+    def begin(self, name: str, role: Role) -> None:
+        """Take in whose ledger it is."""
+
+    def add(self, entry: Entry) -> None:
+        """Take in a verified entry."""
+        self.heads[entry.hash] = entry.seq
+
+    def add_receipt(self, kept: KeptReceipt) -> None:
+        """Take in a verified receipt."""
+
+    def add_countersignature(self, entry: int, word: Countersignature) -> None:
+        """Take in a verified countersignature and the entry that holds it."""
+
+
+def _ending_in(head: bytes | None, source: LedgerSource, authority: x509.Certificate | None, heads: Heads) -> Verification:
+    """What is proven of a ledger, which ends in the named head if one is named."""
+    verified = _examine(source, authority, heads)
+    if head is not None and head != verified.head:
+        known = heads.heads.get(head)
+        if known is None:
+            fault = f"The ledger does not hold the named head; it ends at entry {verified.entries}."
+            raise LedgerFault(f"{fault} Entries were removed or replaced.", ADVICE, entry=verified.entries + 1)
+        fault = f"The named head is that of entry {known}; the ledger goes on to entry {verified.entries}."
+        raise LedgerFault(fault, "Compare with the later head.", entry=known + 1)
+    return verified
+
+
+def _examine(source: LedgerSource, authority: x509.Certificate | None, heads: Heads) -> Verification:
+    examination = _Examination(authority, heads)
     with source.walk() as walk:
         for step in walk.steps:
             examination.take(step, walk.certificates)
@@ -163,9 +198,9 @@ def _examine(source: LedgerSource, authority: x509.Certificate | None) -> tuple[
 
 
 class _Examination:
-    """One pass over a ledger."""
+    """One pass over a ledger, which ``heads`` takes in."""
 
-    def __init__(self, authority: x509.Certificate | None) -> None:
+    def __init__(self, authority: x509.Certificate | None, heads: Heads) -> None:
         self._keys = KeyRing(authority)
         self._unsigned: list[Entry] = []  # entries of the first layout, before one names their key
         self._rules: Rules | None = None
@@ -173,7 +208,7 @@ class _Examination:
         self._previous, self._count = NO_HASH, 0
         self._time, self._set_back = 0, list[int]()
         self._hiding, self._bare = False, 0
-        self.summary = Summary()
+        self._heads = heads
 
     def take(self, step: ChainStep, certificates: Mapping[str, bytes]) -> None:
         if not step.row:
@@ -188,13 +223,13 @@ class _Examination:
         except VeilsumError as error:
             raise self._fault(f"Ledger entry {self._count} fails: {error.message}", self._count) from error
 
-    def end(self) -> tuple[Summary, Verification]:
+    def end(self) -> Verification:
         if self._rules is None or self._witnesses is None:
             raise self._fault("The ledger is empty: it lacks even its first entry.", 1)
         if self._unsigned:
             fault = "Ledger entry 1 fails: the ledger names no certificate, so that nothing shows who signed it."
             raise self._fault(fault, 1, "Let the site open it once with this version of the software, which adds it.")
-        verification = Verification(
+        return Verification(
             site=self._keys.name,
             role=self._keys.role,
             entries=self._count,
@@ -206,7 +241,6 @@ class _Examination:
             set_back=tuple(self._set_back),
             bare=self._bare,
         )
-        return self.summary, verification
 
     def _read(self, row: Row) -> Entry:
         check_types(row)
@@ -226,15 +260,15 @@ class _Examination:
             require(entry.kind is Kind.GENESIS, "the ledger must begin with its one genesis entry")
             self._keys.begin(entry)
             self._rules = SiteRules() if self._keys.role is Role.PARTICIPANT else _mirror_rules()
-            self._witnesses = Witnesses(self._keys, self.summary)
-            self.summary.begin(self._keys.name, self._keys.role)
+            self._witnesses = Witnesses(self._keys, self._heads)
+            self._heads.begin(self._keys.name, self._keys.role)
         elif entry.kind is Kind.KEY:
             self._keys.change(entry)
         self._check_signature(entry)
         self._rules.check(entry)
         self._witnesses.check(entry, kept, certificates)
         self._check_hiding(entry)
-        self.summary.add(entry)
+        self._heads.add(entry)
 
     def _check_signature(self, entry: Entry) -> None:
         key = self._keys.current
@@ -274,14 +308,14 @@ class Witnesses:
 
     Args:
         keys: of the ledger.
-        summary: takes what others' ledgers are compared with.
+        heads: of the entries so far; takes what others' ledgers are compared with.
 
     Attributes:
         count: receipts verified so far.
     """
 
-    def __init__(self, keys: KeyRing, summary: Summary) -> None:
-        self._keys, self._summary = keys, summary
+    def __init__(self, keys: KeyRing, heads: Heads) -> None:
+        self._keys, self._heads = keys, heads
         self._last: dict[tuple[bytes, str], int] = {}
         self._consents: dict[bytes, list[bytes | None]] = {}
         self.count = 0
@@ -324,7 +358,7 @@ class Witnesses:
             same = described_by(receipt) == described(entry)
             require(same, f"the receipt of {receipt.participant} is for another release")
             self._check_number(receipt)
-            self._summary.add_receipt(item)
+            self._heads.add_receipt(item)
         self.count += len(items)
         return items
 
@@ -338,7 +372,7 @@ class Witnesses:
         own = [item.parsed for item in items if item.parsed.participant == self._keys.name]
         require(len(own) == 1, "the site's own receipt is not among its receipts")
         require(all(item.consent is None for item in items), "a consent is kept with it, which only a mirror does")
-        head = self._summary.heads.get(own[0].head)
+        head = self._heads.heads.get(own[0].head)
         require(head is not None, "the site's own receipt names an entry that this ledger does not hold")
         signed = _signed(entry.detail.get("countersigned"), "countersignature")
         certificate = certificates.get(str(entry.detail.get("coordinator")))
@@ -349,7 +383,7 @@ class Witnesses:
         word = verify_countersignature(signed, signer, receipt.study, receipt.context, [item.receipt for item in items])
         same = (word.round, word.attempt) == (receipt.round, receipt.attempt)
         require(same, "the countersignature is for another round or attempt")
-        self._summary.add_countersignature(entry.seq, word)
+        self._heads.add_countersignature(entry.seq, word)
 
     def _check_shown(self, entry: Entry, items: Sequence[KeptReceipt]) -> None:
         names = [item.parsed.participant for item in items]

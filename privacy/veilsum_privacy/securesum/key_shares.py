@@ -15,7 +15,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.canonical import digest
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import Misuse
 from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
@@ -93,30 +93,6 @@ def mask_key(key: Integers, ring: RingParameters, cohort: int, masks: MemberMask
     bound = 1 << ring.share_bits(cohort)
     share = np.append(key, np.int64(1)) % bound
     return (share.view(np.uint64) + masks.all(KEY, len(share), bound)) % np.uint64(bound)
-
-
-def open_keys(total: Words, ring: RingParameters, context: bytes, consents: Sequence[bytes]) -> Integers:
-    """The (N,) sum of a cohort's one-time keys.
-
-    Args:
-        total: (N + 1,) sum of the key shares, below 2^w.
-        ring: the parameters.
-        context: the digest c.
-        consents: of every member, held to its receipt before.
-
-    Raises:
-        HostileInput: the count is not the cohort's size, or a coefficient is larger than a sum of so many keys.
-    """
-    members = len(consents)
-    bound = 1 << ring.share_bits(members)
-    masks = self_masks(StreamPurpose.SELF_KEY, context, consents, ring.degree + 1, bound)
-    opened = ((total + np.uint64(bound) - masks) % np.uint64(bound)).view(np.int64)
-    if int(opened[-1]) != members:
-        raise HostileInput("The key shares do not count the cohort's members: they are not those of exactly this cohort.")
-    keys = np.where(opened[:-1] >= bound // 2, opened[:-1] - bound, opened[:-1])
-    if int(np.abs(keys).max()) > ring.most_key(members):
-        raise HostileInput("The sum of the one-time keys is larger than keys of this cohort can be.")
-    return keys
 
 
 def share_to_bytes(share: Words, ring: RingParameters, members: int) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from veilsum_aggregation.arrays import Integers, Words
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import Misuse
 
 _BLOCK = 1 << 13  # words at a time
 
@@ -125,25 +125,3 @@ def pack_lanes(values: Integers, plan: LanePlan, offset: int, modulus: int) -> W
         packed %= modulus
         words[start : start + _BLOCK] = packed.view(np.uint64)
     return words
-
-
-def unpack_lanes(words: Words, plan: LanePlan, left: int) -> Integers:
-    """Unpack words of an opened sum, of which the first ``left`` values are the vector's, less the cohort's offsets.
-
-    Raises:
-        HostileInput: a lane is out of range, or not empty beyond the vector: no value may be used.
-    """
-    rest, cut = words.copy(), np.uint64((1 << plan.width) - 1)
-    lanes = np.empty((len(rest), plan.lanes), dtype=np.int64)
-    for lane in range(plan.lanes):
-        lanes[:, lane] = rest & cut
-        rest >>= np.uint64(plan.width)
-    if rest.any():
-        raise HostileInput("A slot of the sum overflows its lanes.")
-    lanes -= plan.cohort * plan.offset
-    if len(lanes) and max(int(lanes.max()), -int(lanes.min())) > plan.reach:
-        raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
-    values = lanes.reshape(-1)
-    if values[left:].any():
-        raise HostileInput("A lane beyond the vector is not empty.")
-    return values[:left]

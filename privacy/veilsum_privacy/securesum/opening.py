@@ -14,10 +14,10 @@ from numpy.typing import DTypeLike
 from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.contributions import Contribution, key_pads
-from veilsum_privacy.securesum.key_shares import DATA, open_keys
-from veilsum_privacy.securesum.lanes import unpack_lanes
+from veilsum_privacy.securesum.key_shares import DATA, self_masks
+from veilsum_privacy.securesum.lanes import LanePlan
 from veilsum_privacy.securesum.ring import RingParameters
-from veilsum_privacy.securesum.streams import WordStream
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 _BLOCK = 1 << 14
@@ -166,3 +166,49 @@ def unmask_values(
         values[len(values) - left :][: len(found)] = found
         left -= len(found)
     return values
+
+
+def open_keys(total: Words, ring: RingParameters, context: bytes, consents: Sequence[bytes]) -> Integers:
+    """The (N,) sum of a cohort's one-time keys.
+
+    Args:
+        total: (N + 1,) sum of the key shares, below 2^w.
+        ring: the parameters.
+        context: the digest c.
+        consents: of every member, held to its receipt before.
+
+    Raises:
+        HostileInput: the count is not the cohort's size, or a coefficient is larger than a sum of so many keys.
+    """
+    members = len(consents)
+    bound = 1 << ring.share_bits(members)
+    masks = self_masks(StreamPurpose.SELF_KEY, context, consents, ring.degree + 1, bound)
+    opened = ((total + np.uint64(bound) - masks) % np.uint64(bound)).view(np.int64)
+    if int(opened[-1]) != members:
+        raise HostileInput("The key shares do not count the cohort's members: they are not those of exactly this cohort.")
+    keys = np.where(opened[:-1] >= bound // 2, opened[:-1] - bound, opened[:-1])
+    if int(np.abs(keys).max()) > ring.most_key(members):
+        raise HostileInput("The sum of the one-time keys is larger than keys of this cohort can be.")
+    return keys
+
+
+def unpack_lanes(words: Words, plan: LanePlan, left: int) -> Integers:
+    """Unpack words of an opened sum, of which the first ``left`` values are the vector's, less the cohort's offsets.
+
+    Raises:
+        HostileInput: a lane is out of range, or not empty beyond the vector: no value may be used.
+    """
+    rest, cut = words.copy(), np.uint64((1 << plan.width) - 1)
+    lanes = np.empty((len(rest), plan.lanes), dtype=np.int64)
+    for lane in range(plan.lanes):
+        lanes[:, lane] = rest & cut
+        rest >>= np.uint64(plan.width)
+    if rest.any():
+        raise HostileInput("A slot of the sum overflows its lanes.")
+    lanes -= plan.cohort * plan.offset
+    if len(lanes) and max(int(lanes.max()), -int(lanes.min())) > plan.reach:
+        raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
+    values = lanes.reshape(-1)
+    if values[left:].any():
+        raise HostileInput("A lane beyond the vector is not empty.")
+    return values[:left]

@@ -6,7 +6,6 @@ and the study alone.
 
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -239,25 +238,3 @@ TABLES: Mapping[str, tuple[str, tuple[CodeGroup, ...]]] = {
     ),
 }
 """Public tables by name: their system, and their groups."""
-
-
-def recognised(texts: Mapping[str, int], least: int) -> str | None:
-    """The public table that suits texts, with how often each occurs; None for none.
-
-    19 in 20 are codes of its system, of three or more groups with ``least`` of them each, or they may be identifiers. As many
-    have to look like this system's alone: undotted codes of ICD-9-CM are numbers, long ones of ATC are like ICD-10-CM's, short
-    ones like ICD-10's.
-    """
-    for table, own in (("atc-main-groups", r".{4,}"), ("icd-9-cm-chapters", r".*[^0-9].*"), ("icd-10-chapters", r".*")):
-        system, groups = TABLES[table]
-        known, found = SYSTEMS[system], Groups(SYSTEMS[system], ((group.name, group.codes) for group in groups))
-        sizes: Counter[int] = Counter()
-        telling = 0
-        for text, count in texts.items():
-            if (code := known.normal(text)) is not None:
-                sizes[found.find(code)] += count
-                telling += count if re.fullmatch(own, text.strip()) else 0
-        spread = sum(size >= least for place, size in sizes.items() if place >= 0)
-        if spread >= 3 and telling >= least and 20 * sizes.total() >= 19 * sum(texts.values()):
-            return table
-    return None

@@ -3,7 +3,7 @@
 Run by :meth:`veilsum_node.database.Database.migrate`.
 """
 
-from veilsum_privacy.ledger.tables import create
+from sqlalchemy import Connection
 
 __all__ = ["COMPONENT", "HEAD", "PACKAGE", "create"]
 
@@ -12,3 +12,10 @@ HEAD = "0004"
 
 COMPONENT = "ledger"
 PACKAGE = __name__
+
+
+def create(connection: Connection) -> None:
+    """As :func:`veilsum_privacy.ledger.triggers.create`."""
+    from veilsum_privacy.ledger import triggers  # of a ledger that is made anew
+
+    triggers.create(connection)
