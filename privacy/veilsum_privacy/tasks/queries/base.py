@@ -33,6 +33,16 @@ from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edge
 MAX_VALUES = 50_000
 """Values of one query's part of the vector."""
 
+FIELDS = frozenset((
+    "at_risk", "column", "compared", "correlation", "count", "degrees", "detectable_cramers_v", "effect",
+    "effective_records", "figure", "level", "mean", "missing", "noise_share", "note", "of", "p_value", "quantile", "score",
+    "share", "standard_deviation", "statistic", "test", "time", "unit", "value", "with",
+))  # fmt: skip
+"""What an answer's rows hold beside the levels of their groups."""
+
+IN_ROWS = " (column)"
+"""What follows the name of a column whose levels would stand in a row under the name of one of :data:`FIELDS`."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -49,6 +59,11 @@ class Axis:
     levels: tuple[str, ...]
     edges: Floats | None = None
     missing: bool = False
+
+    @property
+    def key(self) -> str:
+        """Under which a row of an answer has the level."""
+        return self.column + IN_ROWS if self.column in FIELDS else self.column
 
     def codes(self, cells: Mapping[str, Cells]) -> Value:
         """The cell of a record, -1 where it has none."""
@@ -70,7 +85,7 @@ def codes_within(group: Symbol, axes: Sequence[Axis], cells: Mapping[str, Cells]
 
 def levels_of(axes: Sequence[Axis]) -> list[dict[str, str]]:
     """The level of each axis, cell by cell."""
-    names = [axis.column for axis in axes]
+    names = [axis.key for axis in axes]
     return [dict(zip(names, levels, strict=True)) for levels in product(*(axis.levels for axis in axes))]
 
 
