@@ -251,6 +251,34 @@ def test_correlations_equal_numpys_and_cover() -> None:
     assert coverage(found, 0.4) >= 0.91
 
 
+@pytest.mark.parametrize("records", [2, 3, 4, 5, 60])
+@pytest.mark.parametrize("slope", [1.0, -1.0, 0.3, 0.0])
+def test_a_correlation_without_noise_is_scipys(records: int, slope: float) -> None:
+    """Also of columns of which one is a multiple of the other, and of few records."""
+    rng = np.random.default_rng(records)
+    x = rng.uniform(-0.5, 0.5, records)
+    y = slope * x + (0.0 if abs(slope) == 1.0 else 0.2) * rng.uniform(-1.0, 1.0, records)
+    z = np.column_stack([np.ones(records), x, y])
+    found = figure(correlations.correlation(z.T @ z, 0, 1, 0.0, 0.0))
+    expected = stats.pearsonr(x, y)
+    low, high = expected.confidence_interval(0.95) if records > 3 else (-1.0, 1.0)
+    assert found.value == pytest.approx(expected.statistic, abs=1e-9)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-6)
+
+
+@pytest.mark.parametrize("truth", [1.0, 0.98])
+def test_with_noise_intervals_of_columns_that_are_nearly_one_cover(truth: float) -> None:
+    rng, std, found = np.random.default_rng(12), 4.0, list[Answer]()
+    for _ in range(400):
+        x, other = rng.normal(size=(2, 4000)) * 0.3
+        z = np.column_stack([np.ones(4000), x, truth * x + math.sqrt(1.0 - truth**2) * other])
+        noise = np.triu(rng.normal(size=(3, 3)) * std / math.sqrt(2.0), 1)
+        noised = z.T @ z + noise + noise.T + np.diag(rng.normal(size=3) * std)
+        found.append(correlations.correlation(noised, 0, 1, std, std / math.sqrt(2.0)))
+    assert coverage(found, truth) >= 0.93
+    assert np.median([figure(answer).half_width for answer in found]) < 0.05
+
+
 # -- survival -------------------------------------------------------------------------------------------------------------
 
 
