@@ -337,6 +337,29 @@ def test_log_rank_without_noise_is_lifelines() -> None:
     assert found.degrees == 2
 
 
+def test_without_noise_a_group_that_has_died_out_ends_no_comparison_of_the_others() -> None:
+    """All of the first group have their event in the first interval; the other two differ later. Times are at the ends of
+    intervals, and nobody is censored before the horizon, so that intervals hide nothing."""
+    statistics = pytest.importorskip("lifelines.statistics")
+    rng = np.random.default_rng(13)
+    edges = np.arange(0.0, 9.0)
+    times = [np.ones(30), rng.integers(2, 9, 80).astype(float), np.minimum(rng.integers(4, 13, 80), 9).astype(float)]
+    groups = [survival_counts(own, np.ones(len(own), dtype=int), edges) for own in times]
+    found = survival.log_rank(groups)
+    assert isinstance(found, Test)
+    every = np.concatenate(times)
+    expected = statistics.multivariate_logrank_test(every.clip(max=8.0), np.repeat([0, 1, 2], [30, 80, 80]), every <= 8.0)
+    assert found.statistic == pytest.approx(expected.test_statistic, rel=1e-6)
+    assert found.degrees == 2
+    nobody = survival_counts(np.zeros(0), np.zeros(0, dtype=int), edges)
+    with_nobody = survival.log_rank([groups[1], nobody, groups[2]])
+    pair = survival.log_rank(groups[1:])
+    assert isinstance(with_nobody, Test)
+    assert isinstance(pair, Test)
+    assert (with_nobody.statistic, with_nobody.degrees) == pytest.approx((pair.statistic, 1), rel=1e-9)
+    assert isinstance(survival.log_rank([nobody, groups[1]]), NotEstimable)
+
+
 @pytest.mark.system
 @pytest.mark.parametrize(("records", "bins"), [(500, 6), pytest.param(5000, 12, marks=pytest.mark.system)])
 def test_survival_figures_cover_and_log_rank_keeps_its_level(records: int, bins: int) -> None:
