@@ -67,7 +67,8 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
 def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
     """a / n_1 - c / n_0, its interval from those of both risks (Newcombe 1998, method 10), which hold the noise.
 
-    It is told also where nobody, or everybody, has the event. Arguments as above.
+    It is told also where nobody, or everybody, has the event. Its p-value is that of both risks being their mean, whose
+    variance is 0 only where that is: without noise, Pearson's chi-squared. Arguments as above.
     """
     if drowned := _groups(table, std, cells):
         return drowned
@@ -76,8 +77,14 @@ def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> 
     value = one.value - other.value
     low = value - math.hypot(one.value - one.low, other.high - other.value)
     high = value + math.hypot(one.high - one.value, other.value - other.low)
-    noise = math.hypot(one.noise_error, other.noise_error)
-    return Figure(value, noise, math.hypot(one.sampling_error, other.sampling_error), low, high)
+    noise, sampling = (
+        math.hypot(*(getattr(risk, part) for risk in (one, other))) for part in ("noise_error", "sampling_error")
+    )
+    sizes = table.sum(axis=1)
+    mean = min(max(float(table[:, 0].sum() / sizes.sum()), 0.0), 1.0)
+    of_noise = std**2 * ((1.0 - mean) ** 2 + mean**2) * float(np.sum(sizes**-2.0))
+    null = normal_figure(value, of_noise, mean * (1.0 - mean) * float(np.sum(1.0 / sizes)))
+    return Figure(value, noise, sampling, low, high, null.p_value)
 
 
 def consistent(tables: Floats, totals: Floats, std: float, totals_std: float) -> tuple[Floats, float, float]:
