@@ -72,10 +72,13 @@ class Fit(ABC):
 
     def all_slopes(self) -> Test | NotEstimable:
         """The Wald test that every coefficient but the constant is 0."""
-        if (drowned := self.drowned) is not None:
-            return drowned
+        drowned = self.drowned
+        return self.wald(*self.covariances) if drowned is None else drowned
+
+    def wald(self, noise: Floats, sampling: Floats) -> Test | NotEstimable:
+        """The same of a fit that is told, by these covariances of the coefficients (p, p)."""
         told = self._told_slopes()
-        noise, sampling = (told.T @ matrix[1:, 1:] @ told for matrix in self.covariances)
+        noise, sampling = (told.T @ matrix[1:, 1:] @ told for matrix in (noise, sampling))
         return chi_squared(told.T @ self.coefficients[1:], noise, sampling, told.shape[1]) if told.size else NO_VARIANCE
 
     def _told_slopes(self) -> Floats:
