@@ -16,7 +16,7 @@ from typing import Any
 from veilsum.markov_fields import fit_field
 from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, paper_tables, subgroups_of
 from veilsum.pictures import Drawn, Row, plot
-from veilsum.texts import escaped_row, escaped_tex
+from veilsum.texts import escaped_row, escaped_tex, figure_text, number_text
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_node.errors import ConfigurationError, raising
@@ -217,14 +217,13 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return number_text(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if not isinstance(value, Mapping):
         return str(value)
     if "low" in value and "value" in value:
-        low, high = ("…" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
-        return f"{value['value']:.4g} ({low} to {high})"
+        return figure_text(value, "…")
     if "below" in value:
         return f"< {value['below']}"
     return f"not estimable: {value['not_estimable']}" if "not_estimable" in value else str(dict(value))
