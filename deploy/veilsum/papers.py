@@ -16,12 +16,16 @@ from typing import Any
 from veilsum.texts import escaped_row, escaped_tex
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.base import IN_ROWS
 
 Row = Mapping[str, Any]
 
 DASH, DAGGER = "—", "†"
 
 QUARTILES = (0.25, 0.5, 0.75)
+
+MOST_DECIMALS = 20
+"""Of a number: what is smaller is printed as 0."""
 
 RATIOS = {"odds_ratio": "OR", "rate_ratio": "Rate ratio", "hazard_ratio": "HR"}
 """What a paper calls ratios."""
@@ -123,7 +127,7 @@ def digits_of(spread: float) -> int:
     """Decimals of a mean, by its standard deviation: one more than says anything of a person."""
     if not math.isfinite(spread) or spread <= 0.0:
         return 2
-    return max(0, min(6, 1 - math.floor(math.log10(spread)))) if spread < 1.0 else (1 if spread < 100.0 else 0)
+    return min(MOST_DECIMALS, 1 - math.floor(math.log10(spread))) if spread < 1.0 else (1 if spread < 100.0 else 0)
 
 
 def ratio_text(figure: Any) -> str:
@@ -159,6 +163,8 @@ def _count(figure: Any) -> str:
 class Names:
     """What papers call columns, by the study's schema; their own names where there is none.
 
+    A name that a row of an answer has for something else stands there with :data:`IN_ROWS` behind it.
+
     Args:
         study: that the result is of, if it is at hand.
     """
@@ -175,7 +181,8 @@ class Names:
 
     def label(self, name: str) -> str:
         """A column's label, or its name."""
-        return self._labels.get(name, name.replace("_", " "))
+        own = name.removesuffix(IN_ROWS)
+        return self._labels.get(own, own.replace("_", " "))
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns or name in self._labels
@@ -377,7 +384,7 @@ def _mean(row: Row) -> str:
     if not _told(spread):
         return f"{_plain(mean['value'], 1)} ({_untold(spread)})"
     value, noise = float(spread["value"]), float(spread.get("noise_error", 0.0))
-    digits = digits_of(max(value, noise))
+    digits = digits_of(max(value, noise) or abs(mean["value"]))
     if noise > 0.5 * value:  # what noise left of a deviation would say that values hardly differ
         return f"{_plain(mean['value'], digits)} ({DASH}{DAGGER})"
     count = row.get("count", {})
@@ -394,7 +401,7 @@ def _median(rows: Sequence[Row]) -> str:
     if not all(map(_told, told)):
         return _untold(next((each for each in told if not _told(each)), None))
     low, middle, high = (float(each["value"]) for each in told if each is not None)
-    digits = digits_of((high - low) / 1.35)
+    digits = digits_of((high - low) / 1.35 or abs(middle))
     return f"{_plain(middle, digits)} [{_plain(low, digits)} to {_plain(high, digits)}]"
 
 
@@ -437,8 +444,9 @@ def _coefficient(figure: Any) -> str:
     if not _told(figure):
         return _untold(figure)
     ends = [figure[key] for key in ("value", "low", "high")]
-    width = (ends[2] - ends[1]) / 4.0 if None not in ends else abs(ends[0])
-    value, low, high = ("∞" if end is None else _plain(end, digits_of(width) + (width >= 1.0)) for end in ends)
+    width = ((ends[2] - ends[1]) / 4.0 if None not in ends else 0.0) or abs(ends[0])
+    digits = digits_of(width) + (width >= 1.0)
+    value, low, high = (none if end is None else _plain(end, digits) for none, end in zip(("", "−∞", "∞"), ends, strict=True))
     return f"{value} ({low} to {high})"
 
 
@@ -543,7 +551,7 @@ def _interval(figure: Any, factor: float) -> str:
         return _untold(figure)
     value = float(figure["value"]) * factor
     low, high = (None if figure[end] is None else float(figure[end]) * factor for end in ("low", "high"))
-    digits = 1 if factor != 1.0 else 0 if abs(value) >= 100.0 else 1
+    digits = digits_of(abs(value)) if 0.0 < abs(value) < 1.0 else 0 if factor == 1.0 and abs(value) >= 100.0 else 1
     ends = ("not reached" if end is None else _plain(end, digits) for end in (low, high))
     return f"{_plain(value, digits)} ({' to '.join(ends)})"
 
