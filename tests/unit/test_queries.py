@@ -661,3 +661,12 @@ def test_names_of_intervals_that_were_told_apart_stay() -> None:
     assert interval_names((0.0, 1e6, 1234567.0)) == ("0 to 1e+06", "1e+06 to 1.23457e+06")
     assert interval_names((1.23456, 12345.6), 4) == ("1.235 to 12350",)
     assert interval_names((1234567.0, 1234568.0)) == ("1234567 to 1234568",)
+
+
+@pytest.mark.parametrize("name", ["cohort", "queries", "one.numbers"])
+def test_no_query_takes_the_place_of_something_else_in_a_result(name: str) -> None:
+    """Of how many members there were, of what was asked, or of a part of a table one."""
+    schema = DatasetSchema(columns=(NumberColumn(name="age", low=0, high=100),))
+    asked = [QueryRequest(kind="table-one", name="one"), QueryRequest(kind="mean", name=name, over=("age",))]
+    with pytest.raises(ConfigurationError, match=f"named '{name}'"):
+        expand(asked, Columns(schema))
