@@ -22,6 +22,7 @@ from support.studies import run, shifted_sites
 from veilsum.api.results import StudyResult, open_result
 from veilsum.cli.display import _shown
 from veilsum.exports import all_tables, cell, export_result, figures_of, to_csv, to_latex
+from veilsum_deploy.simulation.report import _markdown
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_privacy.results.result import Result, save_result
 
@@ -102,6 +103,10 @@ def test_a_figure_is_shown_with_the_digits_that_its_interval_has(value: float, b
 def test_a_number_keeps_the_digits_before_its_point() -> None:
     assert [cell(number) for number in (123456.7, 99999.6, 0.0123449, 3.0)] == ["123457", "99999.6", "0.01234", "3"]
     assert _shown(1234567.4) == "1234567"
+    about = {"study": "s", "method": "statistics", "dataset": "d", "sites": {"a": 1}, "partition": "p", "epsilon": None}
+    rows = [{"quantity": "records", "mean": 1234567.4, "std": 2.0, "std_error": 1.0, "runs": 2}]
+    simulated = _markdown({**about, "delta": 0.0, "repeat": 2, "encryption": True, "table": rows})
+    assert "| records | 1234567 | 2 | 1 | 2 |" in simulated
 
 
 def latex_rows(text: str) -> list[list[str]]:
