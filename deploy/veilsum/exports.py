@@ -25,6 +25,7 @@ from veilsum_node.process.software import install_extra
 from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.base import missing_among
 from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
 
 FORMATS = ("csv", "html", "latex", "word", "text", "svg", "png", "xgboost", "onnx")
@@ -161,7 +162,7 @@ def to_csv(rows: Sequence[Row]) -> str:
 def records_csv(codes: Any, columns: Sequence[Row]) -> str:
     """Synthetic records by their levels' names; what is missing is empty. No text is a formula to a spreadsheet."""
     stream = io.StringIO()
-    levels = [["" if level == "missing" else level for level in column["levels"]] for column in columns]
+    levels = [["" if level == missing_among(column["levels"]) else level for level in column["levels"]] for column in columns]
     write_rows(
         stream,
         [column["column"] for column in columns],

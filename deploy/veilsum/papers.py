@@ -16,7 +16,7 @@ from typing import Any
 from veilsum.texts import escaped_row, escaped_tex
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.base import IN_ROWS
+from veilsum_privacy.tasks.queries.base import IN_ROWS, missing_among
 
 Row = Mapping[str, Any]
 
@@ -345,12 +345,14 @@ def _lines(
     if column in counts:
         rows = counts[column]
         yield Line(f"{names.label(column)}, n (%)", ("",) * len(groups) + last)
-        for level in dict.fromkeys(str(row[column]) for row in rows):
+        levels = list(dict.fromkeys(str(row[column]) for row in rows))
+        for level in levels:
+            missing = level == missing_among(levels)
             own = [next((r for r in rows if _group(r, by) == g and str(r[column]) == level), {}) for g in groups]
-            if level == "missing" and not any(_seen(row.get("count")) for row in own):
+            if missing and not any(_seen(row.get("count")) for row in own):
                 continue
             cells = tuple(_share(row) for row in own)
-            yield Line("Missing" if level == "missing" else level, cells + none, 1)
+            yield Line("Missing" if missing else level, cells + none, 1)
         return
     rows, quartiles = numbers.get(column, []), medians.get(column, [])
     unit = names.unit(column, str((rows or quartiles)[0].get("unit") or ""))
