@@ -66,11 +66,30 @@ def test_means_and_variances_without_noise_are_numpys() -> None:
     mean, variance = figure(group_means.mean(exact_sums(x))), figure(group_means.variance(exact_sums(x)))
     assert mean.value == pytest.approx(x.mean(), abs=1e-12)
     assert variance.value == pytest.approx(x.var(), abs=1e-12)
-    assert mean.sampling_error == pytest.approx(x.std() / math.sqrt(len(x)), rel=1e-6)
+    assert mean.sampling_error == pytest.approx(stats.sem(x), rel=1e-9)
     assert (mean.noise_error, variance.noise_error) == (0.0, 0.0)
     fourth = math.sqrt(((x - x.mean()) ** 4).mean() - x.var() ** 2) / math.sqrt(len(x))
     assert variance.sampling_error == pytest.approx(fourth, rel=0.15)
     assert mean.scaled(35.0, 55.0).low == pytest.approx(mean.low * 35 + 55)
+
+
+@pytest.mark.parametrize("records", [2, 3, 5, 30])
+def test_a_mean_of_few_records_without_noise_has_students_interval(records: int) -> None:
+    x = np.random.default_rng(records).uniform(-0.2, 0.2, records)
+    found = figure(group_means.mean(exact_sums(x)))
+    low, high = stats.t.interval(0.95, records - 1, loc=x.mean(), scale=stats.sem(x))
+    assert (found.low, found.high) == pytest.approx((max(low, -1.0), min(high, 1.0)), rel=1e-9)
+    assert found.sampling_error == pytest.approx(stats.sem(x), rel=1e-9)
+
+
+def test_one_record_tells_no_deviation_and_its_mean_may_be_anything() -> None:
+    alone = exact_sums(np.array([0.3]))
+    mean = figure(group_means.mean(alone))
+    assert (mean.value, mean.low, mean.high) == (pytest.approx(0.3), -1.0, 1.0)
+    assert isinstance(group_means.variance(alone), NotEstimable)
+    same = exact_sums(np.full(3, 0.3))
+    assert figure(group_means.mean(same)).half_width == pytest.approx(0.0, abs=1e-7)
+    assert figure(group_means.variance(same)).value == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.sampled(5)
