@@ -493,11 +493,20 @@ def terms_of(rows: Sequence[Row], names: Names) -> Iterator[Term]:
             continue
         name, per = str(row["term"]), str(row.get("per") or "")
         unit = str(row.get("unit") or "")
-        per = per or (unit.rpartition(" per ")[2] if " per " in unit else "")
+        per = per or _per(unit, names)
         column, level, reference = known.get(name, ("", "", ""))
         label = names.label(name) if name in names else _of_design(names.replaced(name))
         shown = f"{label}, per {_SINGULAR.get(per, per)}" if per and per != "1" and not level else label
         yield Term(name, shown, column, level, reference, row)
+
+
+def _per(unit: str, names: Names) -> str:
+    """Of what a coefficient's unit says that it is: ``beats per minute per year``; of a level it is the outcome's own."""
+    name = str(names.parameters.get("outcome", ""))
+    outcome = names.unit(name, str(names.parameters.get("derive", {}).get(name, {}).get("unit", "")))
+    if name and (unit == outcome or unit.startswith(f"{outcome or 1} per ")):
+        return unit[len(f"{outcome or 1} per ") :]
+    return unit.rpartition(" per ")[2] if " per " in unit else ""
 
 
 def _of_design(name: str) -> str:

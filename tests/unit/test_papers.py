@@ -325,6 +325,27 @@ def test_no_table_prints_a_small_number_as_nothing(scale: float) -> None:
     assert numbers_of(told.cells[0]) == pytest.approx(wanted, rel=0.05)
 
 
+def test_a_unit_with_a_per_of_its_own_is_no_step_of_a_term() -> None:
+    frame = patients(300).rename(columns={"age": "pulse", "marker": "cells"})
+    columns = [
+        number("pulse", "Pulse", 20, 90, "beats per minute"), number("cells", "Cells", 0, 60, "10^9 per litre"),
+        number("time", "Follow-up", 0, 10, "years"), category("arm", "Hormone therapy", "no", "yes"),
+    ]  # fmt: skip
+    derive = {"late": {"of": "time", "edges": [5.0]}}
+    with veilsum.simulate(frame, {"max_records": 1000, "columns": columns}, sites=2, seed=2) as made:
+        fit = made.dataset(noise="none").linear("pulse", ["cells", "time", "late", "arm"], derive=derive).run(progress=False)
+    names = [line.name for line in fit.paper().lines]
+    assert names == [
+        "Constant",
+        "Cells, per 10^9 per litre",
+        "Follow-up, per year",
+        "late 5 to 10",
+        "Hormone therapy",
+        "no",
+        "yes",
+    ]
+
+
 def test_a_lower_end_that_is_open_is_minus_infinity() -> None:
     rows = [{"term": "x", "coefficient": figure_of(-3.0, None, -1.0), "p_value": 0.01}]
     assert paper_tables({"coefficients": rows}, None)["coefficients"].lines[0].cells[0] == "−3.00 (−∞ to −1.00)"
