@@ -22,6 +22,9 @@ CELLS = ("the exposed with the event", "the exposed without it", "the others wit
 LARGEST = math.exp(700.0)
 """Ratio that no larger one is told from."""
 
+NO_SPREAD = 1e-15
+"""A variance that is 0 up to rounding."""
+
 ADVICE = "more records, or more epsilon"
 
 
@@ -152,7 +155,10 @@ def pooled_risk_ratio(tables: Floats, std: float, correlation: float = 0.0) -> A
 
 def pooled_risk_difference(tables: Floats, std: float, correlation: float = 0.0) -> Answer:
     """The risk difference that strata have in common, with the variance of Sato (1989), which holds for few large strata and
-    for many small ones. Arguments as above."""
+    for many small ones. It is 0, and tells no interval, where of each group everybody has the event or nobody.
+
+    Arguments as above.
+    """
     kept = _strata(tables, std)
     if isinstance(kept, NotEstimable):
         return kept
@@ -168,7 +174,12 @@ def pooled_risk_difference(tables: Floats, std: float, correlation: float = 0.0)
     second = np.sum((a * d + c * b) / (2.0 * n))
     sampling = max(float(value * first + second), 0.0) / bottom.value**2
     gradient = top.gradient - other.gradient - value * bottom.gradient
-    return normal_figure(value, noise.variance(gradient) / bottom.value**2, sampling)
+    of_noise = noise.variance(gradient) / bottom.value**2
+    if sampling + of_noise <= NO_SPREAD:
+        return NotEstimable(
+            "in every stratum all of each group, or none, have what is counted", "each stratum's own, or wider strata"
+        )
+    return normal_figure(value, of_noise, sampling)
 
 
 def no_association(tables: Floats, std: float, correlation: float = 0.0) -> Test | NotEstimable:
