@@ -8,10 +8,11 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 
 
 def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std: float, grain: float = 0.0) -> Answer:
-    """The correlation of numbers i and j from M = sum z z', z = (1, x), (d + 1, d + 1), with an interval on Fisher's z.
+    """The correlation of numbers i and j from M = sum z z', z = (1, x), (d + 1, d + 1), with its interval.
 
     Var r = sigma_o^2 / (n^2 v_i v_j) + (r^2 / 4) (sigma^2 / n^2) (v_i^-2 + v_j^-2) from the noise, and (1 - r^2)^2 / n from
-    sampling.
+    sampling, whose interval is Fisher's, of the error 1 / sqrt(n - 3) on his scale. The noise's is no smaller near 1, so that
+    both are combined by their ends' distances (Zou and Donner 2008).
 
     Args:
         i, j: from 0, without the constant.
@@ -30,9 +31,9 @@ def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std:
             NotEstimable("a variance is within its noise", advice) if diagonal_std else NotEstimable("a column does not vary")
         )
     r = float(moments[a, b] / n - mi * mj) / math.sqrt(vi * vj)
-    inside = min(max(r, -0.999), 0.999)
-    noise = cross_std**2 / (n * n * vi * vj) + inside**2 / 4.0 * (diagonal_std / n) ** 2 * (vi**-2 + vj**-2)
-    sampling = (1.0 - inside**2) ** 2 / n
-    half = Z95 * math.sqrt(noise + sampling) / (1.0 - inside**2)
-    centre = math.atanh(inside)
-    return Figure(inside, math.sqrt(noise), math.sqrt(sampling), math.tanh(centre - half), math.tanh(centre + half))
+    value = min(max(r, -1.0), 1.0)
+    noise = cross_std**2 / (n * n * vi * vj) + value**2 / 4.0 * (diagonal_std / n) ** 2 * (vi**-2 + vj**-2)
+    centre, half = math.atanh(value * (1.0 - 1e-12)), Z95 / math.sqrt(n - 3.0) if n > 3.0 else math.inf
+    below, above = value - math.tanh(centre - half), math.tanh(centre + half) - value
+    low, high = value - math.hypot(below, Z95 * math.sqrt(noise)), value + math.hypot(above, Z95 * math.sqrt(noise))
+    return Figure(value, math.sqrt(noise), (1.0 - value**2) / math.sqrt(n), low, high).within(-1.0, 1.0)

@@ -173,7 +173,7 @@ class Test:
     left_out: tuple[int, ...] = ()
 
 
-def test_row(name: str, of: str, found: Test | NotEstimable, **more: Any) -> Row:
+def test_row(name: str, of: str, found: Test | NotEstimable, /, **more: Any) -> Row:
     """A test as a row of a table."""
     told: Row
     if isinstance(found, NotEstimable):

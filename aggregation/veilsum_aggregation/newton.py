@@ -240,12 +240,12 @@ class SolvedFit(Fit):
         deviations = Z95 * abs(value) / max(below if value > 0.0 else above, 1e-300)
         return Figure(value, error, half / Z95, value - below, value + above, math.erfc(deviations / math.sqrt(2.0)))
 
-    def all_slopes(self) -> Test | NotEstimable:
+    def wald(self, noise: Floats, sampling: Floats) -> Test | NotEstimable:
         """By the values and errors of the told intervals, on the side of 0, which vary together as the step does: of one slope
         it is that slope's p-value. Slopes whose intervals are open there are left out: noise may hide that they are 0."""
-        if self.cells is None or self.drowned is not None or not (noise := self.covariances[0]).any():
-            return super().all_slopes()
-        sampling, unit = self.covariances[1], np.eye(self.p)
+        if self.cells is None or not noise.any():
+            return super().wald(noise, sampling)
+        unit = np.eye(self.p)
         slopes = [place for place in range(1, self.p) if self.hidden(unit[place]) is None]
         answers = {
             place: self.figure(unit[place], float(noise[place, place]), float(sampling[place, place])) for place in slopes

@@ -22,6 +22,9 @@ CELLS = ("the exposed with the event", "the exposed without it", "the others wit
 LARGEST = math.exp(700.0)
 """Ratio that no larger one is told from."""
 
+NO_SPREAD = 1e-15
+"""A variance that is 0 up to rounding."""
+
 ADVICE = "more records, or more epsilon"
 
 
@@ -67,7 +70,8 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
 def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
     """a / n_1 - c / n_0, its interval from those of both risks (Newcombe 1998, method 10), which hold the noise.
 
-    It is told also where nobody, or everybody, has the event. Arguments as above.
+    It is told also where nobody, or everybody, has the event. Its p-value is that of both risks being their mean, whose
+    variance is 0 only where that is: without noise, Pearson's chi-squared. Arguments as above.
     """
     if drowned := _groups(table, std, cells):
         return drowned
@@ -76,8 +80,14 @@ def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> 
     value = one.value - other.value
     low = value - math.hypot(one.value - one.low, other.high - other.value)
     high = value + math.hypot(one.high - one.value, other.value - other.low)
-    noise = math.hypot(one.noise_error, other.noise_error)
-    return Figure(value, noise, math.hypot(one.sampling_error, other.sampling_error), low, high)
+    noise, sampling = (
+        math.hypot(*(getattr(risk, part) for risk in (one, other))) for part in ("noise_error", "sampling_error")
+    )
+    sizes = table.sum(axis=1)
+    mean = min(max(float(table[:, 0].sum() / sizes.sum()), 0.0), 1.0)
+    of_noise = std**2 * ((1.0 - mean) ** 2 + mean**2) * float(np.sum(sizes**-2.0))
+    null = normal_figure(value, of_noise, mean * (1.0 - mean) * float(np.sum(1.0 / sizes)))
+    return Figure(value, noise, sampling, low, high, null.p_value)
 
 
 def consistent(tables: Floats, totals: Floats, std: float, totals_std: float) -> tuple[Floats, float, float]:
@@ -145,7 +155,10 @@ def pooled_risk_ratio(tables: Floats, std: float, correlation: float = 0.0) -> A
 
 def pooled_risk_difference(tables: Floats, std: float, correlation: float = 0.0) -> Answer:
     """The risk difference that strata have in common, with the variance of Sato (1989), which holds for few large strata and
-    for many small ones. Arguments as above."""
+    for many small ones. It is 0, and tells no interval, where of each group everybody has the event or nobody.
+
+    Arguments as above.
+    """
     kept = _strata(tables, std)
     if isinstance(kept, NotEstimable):
         return kept
@@ -161,7 +174,12 @@ def pooled_risk_difference(tables: Floats, std: float, correlation: float = 0.0)
     second = np.sum((a * d + c * b) / (2.0 * n))
     sampling = max(float(value * first + second), 0.0) / bottom.value**2
     gradient = top.gradient - other.gradient - value * bottom.gradient
-    return normal_figure(value, noise.variance(gradient) / bottom.value**2, sampling)
+    of_noise = noise.variance(gradient) / bottom.value**2
+    if sampling + of_noise <= NO_SPREAD:
+        return NotEstimable(
+            "in every stratum all of each group, or none, have what is counted", "each stratum's own, or wider strata"
+        )
+    return normal_figure(value, of_noise, sampling)
 
 
 def no_association(tables: Floats, std: float, correlation: float = 0.0) -> Test | NotEstimable:

@@ -20,6 +20,11 @@ WEAKEST = 1.0 / 3.0
 """The noise of A, as a share of its smallest eigenvalue, up to which intervals hold (measured: docs/results.md)."""
 
 
+LEAST_VARIANCE, ROUNDED = 1e-6, 1e-12
+"""The least residual variance of an outcome in [-1, 1] that is told with noise, and without: a column may lie in a thousandth
+of its bounds."""
+
+
 class Fit(ABC):
     """Estimated coefficients, the constant first, with a covariance for each of both errors where they are estimable.
 
@@ -67,10 +72,13 @@ class Fit(ABC):
 
     def all_slopes(self) -> Test | NotEstimable:
         """The Wald test that every coefficient but the constant is 0."""
-        if (drowned := self.drowned) is not None:
-            return drowned
+        drowned = self.drowned
+        return self.wald(*self.covariances) if drowned is None else drowned
+
+    def wald(self, noise: Floats, sampling: Floats) -> Test | NotEstimable:
+        """The same of a fit that is told, by these covariances of the coefficients (p, p)."""
         told = self._told_slopes()
-        noise, sampling = (told.T @ matrix[1:, 1:] @ told for matrix in self.covariances)
+        noise, sampling = (told.T @ matrix[1:, 1:] @ told for matrix in (noise, sampling))
         return chi_squared(told.T @ self.coefficients[1:], noise, sampling, told.shape[1]) if told.size else NO_VARIANCE
 
     def _told_slopes(self) -> Floats:
@@ -248,15 +256,18 @@ class LinearFit(Fit):
 
     @cached_property
     def residual_variance(self) -> float:
-        """Variance of the outcome about the fit: one standard error of its noise above the estimate, and at least 1e-6.
+        """Variance of the outcome about the fit: one standard error of its noise above the estimate, and at least
+        :data:`LEAST_VARIANCE` with noise. Without, at least what rounding may hide.
 
-        The sum of squares is v' M v with v = (beta, -1), whose noise is s |v|^2.
+        The sum of squares is v' M v with v = (beta, -1), whose noise is s |v|^2, and whose rounding at most sum |v|^2 grains.
         """
         v = np.append(self.coefficients, -1.0)
         noise = self.std * float(v @ v)
         weight = max(float(self.moments[0, 0]), 1.0)
         freedom: float = max(weight - self._directions[0].shape[1], 1.0)
-        return max(float(v @ self.moments @ v) + noise, 1e-6 * weight) / freedom
+        hidden = max(self.grain * float(np.abs(v).sum()) ** 2, ROUNDED)
+        least = LEAST_VARIANCE if self.std > 0.0 else min(hidden, LEAST_VARIANCE)
+        return max(float(v @ self.moments @ v) + noise, least * weight) / freedom
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:

@@ -17,12 +17,16 @@ from functools import cached_property
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Answer, NotEstimable
+from veilsum_aggregation.figures import FLAT, Answer, NotEstimable, Test
 from veilsum_aggregation.regression import Fit
 
 MOST_NOISE = 0.5
 """Noise of a robust variance, as a share of the variance that the interval has, up to which it is told. Of the robust variance
 alone it would choose among results: that is larger where the noise of the scores led away from the records."""
+
+WITHIN_NOISE = NotEstimable(
+    "the robust variance is within its noise", "more records or epsilon, fewer terms, or the model's errors"
+)
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,21 @@ class RobustFit(Fit):
         noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
         direction = self.influence.T @ weights
         if self._correction * self.std * float(direction @ direction) > MOST_NOISE * (noise + sampling) > 0.0:
-            return NotEstimable(
-                "the robust variance is within its noise", "more records or epsilon, fewer terms, or the model's errors"
-            )
+            return WITHIN_NOISE
         return self.fit.figure(weights, noise, sampling)
+
+    def all_slopes(self) -> Test | NotEstimable:
+        """That of the fit by the robust covariance, if the variance of every combination of slopes is beyond its noise."""
+        if (drowned := self.drowned) is not None:
+            return drowned
+        noise, sampling = self.covariances
+        slopes, whole = self._told_slopes(), (noise + sampling)[1:, 1:]
+        values, vectors = np.linalg.eigh(slopes.T @ whole @ slopes)
+        vary = values > FLAT * max(float(values.max(initial=0.0)), 0.0)
+        directions = self.influence[1:].T @ slopes @ vectors[:, vary] / np.sqrt(values[vary])
+        if self._correction * self.std * float(np.linalg.norm(directions, 2) ** 2 if directions.size else 0.0) > MOST_NOISE:
+            return WITHIN_NOISE
+        return self.fit.wald(noise, sampling)
 
 
 def spread_of(mean: float, square: float, least: float) -> float:

@@ -210,10 +210,14 @@ def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ..
 def log_rank(groups: Sequence[SurvivalCounts]) -> Test | NotEstimable:
     """The test that all groups have one survival curve, up to the first interval in which one of them is within noise.
 
+    Without noise it is of all intervals: where nobody of a group is at risk any more, it compares the others.
+
     U_g = sum_b (d_gb - d_b r_gb / r_b); sampling covariance sum_b d_b (r_b - d_b) / (r_b - 1) (diag(f) - f f') with
     f = r_gb / r_b, the hypergeometric distribution's; noise by the gradient of U.
     """
-    told = min(group.told() for group in groups)
+    told = min(group.told() for group in groups) if groups else 0
+    if groups and not any(group.std for group in groups):
+        told = groups[0].bins if sum(group.told() > 0 for group in groups) > 1 else 0
     if told == 0 or len(groups) < 2:
         return NotEstimable("the number at risk in a group is within its noise", "fewer intervals or groups, or more epsilon")
     shape, count = groups[0].ends.shape, len(groups)
@@ -222,7 +226,8 @@ def log_rank(groups: Sequence[SurvivalCounts]) -> Test | NotEstimable:
         tables = vector.reshape(count, -1)
         events = np.array([table[:-1].reshape(shape)[:told, 1:].sum(axis=1) for table in tables])
         risk = np.array([_at_risk(table[:-1].reshape(shape), float(table[-1]))[:told] for table in tables])
-        return np.asarray((events - events.sum(axis=0) * risk / risk.sum(axis=0)).sum(axis=1), dtype=np.float64)
+        shares = risk / np.maximum(risk.sum(axis=0), 1e-9)
+        return np.asarray((events - events.sum(axis=0) * shares).sum(axis=1), dtype=np.float64)
 
     vector = np.concatenate([group.vector for group in groups])
     u = scores(vector)
@@ -239,7 +244,7 @@ def log_rank(groups: Sequence[SurvivalCounts]) -> Test | NotEstimable:
     whole = risk.sum(axis=0)
     number = np.maximum(events, 0.0) * np.clip((whole - events) / np.maximum(whole - 1.0, 1.0), 0.0, 1.0)
     sampling = sum(
-        (float(d) * (np.diag(f) - np.outer(f, f)) for d, f in zip(number, (risk / whole).T, strict=True)),
+        (float(d) * (np.diag(f) - np.outer(f, f)) for d, f in zip(number, (risk / np.maximum(whole, 1e-9)).T, strict=True)),
         np.zeros((count, count)),
     )
     return chi_squared(u, noise, sampling, count - 1)

@@ -16,7 +16,7 @@ from typing import Any
 from veilsum.markov_fields import fit_field
 from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, paper_tables, subgroups_of
 from veilsum.pictures import Drawn, Row, plot
-from veilsum.texts import escaped_row, escaped_tex
+from veilsum.texts import escaped_row, escaped_tex, figure_text, number_text
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_node.errors import ConfigurationError, raising
@@ -25,6 +25,7 @@ from veilsum_node.process.software import install_extra
 from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.base import missing_among
 from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
 
 FORMATS = ("csv", "html", "latex", "word", "text", "svg", "png", "xgboost", "onnx")
@@ -161,7 +162,7 @@ def to_csv(rows: Sequence[Row]) -> str:
 def records_csv(codes: Any, columns: Sequence[Row]) -> str:
     """Synthetic records by their levels' names; what is missing is empty. No text is a formula to a spreadsheet."""
     stream = io.StringIO()
-    levels = [["" if level == "missing" else level for level in column["levels"]] for column in columns]
+    levels = [["" if level == missing_among(column["levels"]) else level for level in column["levels"]] for column in columns]
     write_rows(
         stream,
         [column["column"] for column in columns],
@@ -217,14 +218,13 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return number_text(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if not isinstance(value, Mapping):
         return str(value)
     if "low" in value and "value" in value:
-        low, high = ("…" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
-        return f"{value['value']:.4g} ({low} to {high})"
+        return figure_text(value, "…")
     if "below" in value:
         return f"< {value['below']}"
     return f"not estimable: {value['not_estimable']}" if "not_estimable" in value else str(dict(value))

@@ -16,12 +16,16 @@ from typing import Any
 from veilsum.texts import escaped_row, escaped_tex
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.base import IN_ROWS, missing_among
 
 Row = Mapping[str, Any]
 
 DASH, DAGGER = "—", "†"
 
 QUARTILES = (0.25, 0.5, 0.75)
+
+MOST_DECIMALS = 20
+"""Of a number: what is smaller is printed as 0."""
 
 RATIOS = {"odds_ratio": "OR", "rate_ratio": "Rate ratio", "hazard_ratio": "HR"}
 """What a paper calls ratios."""
@@ -123,7 +127,7 @@ def digits_of(spread: float) -> int:
     """Decimals of a mean, by its standard deviation: one more than says anything of a person."""
     if not math.isfinite(spread) or spread <= 0.0:
         return 2
-    return max(0, min(6, 1 - math.floor(math.log10(spread)))) if spread < 1.0 else (1 if spread < 100.0 else 0)
+    return min(MOST_DECIMALS, 1 - math.floor(math.log10(spread))) if spread < 1.0 else (1 if spread < 100.0 else 0)
 
 
 def ratio_text(figure: Any) -> str:
@@ -159,6 +163,8 @@ def _count(figure: Any) -> str:
 class Names:
     """What papers call columns, by the study's schema; their own names where there is none.
 
+    A name that a row of an answer has for something else stands there with :data:`IN_ROWS` behind it.
+
     Args:
         study: that the result is of, if it is at hand.
     """
@@ -175,7 +181,8 @@ class Names:
 
     def label(self, name: str) -> str:
         """A column's label, or its name."""
-        return self._labels.get(name, name.replace("_", " "))
+        own = name.removesuffix(IN_ROWS)
+        return self._labels.get(own, own.replace("_", " "))
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns or name in self._labels
@@ -338,12 +345,14 @@ def _lines(
     if column in counts:
         rows = counts[column]
         yield Line(f"{names.label(column)}, n (%)", ("",) * len(groups) + last)
-        for level in dict.fromkeys(str(row[column]) for row in rows):
+        levels = list(dict.fromkeys(str(row[column]) for row in rows))
+        for level in levels:
+            missing = level == missing_among(levels)
             own = [next((r for r in rows if _group(r, by) == g and str(r[column]) == level), {}) for g in groups]
-            if level == "missing" and not any(_seen(row.get("count")) for row in own):
+            if missing and not any(_seen(row.get("count")) for row in own):
                 continue
             cells = tuple(_share(row) for row in own)
-            yield Line("Missing" if level == "missing" else level, cells + none, 1)
+            yield Line("Missing" if missing else level, cells + none, 1)
         return
     rows, quartiles = numbers.get(column, []), medians.get(column, [])
     unit = names.unit(column, str((rows or quartiles)[0].get("unit") or ""))
@@ -377,7 +386,7 @@ def _mean(row: Row) -> str:
     if not _told(spread):
         return f"{_plain(mean['value'], 1)} ({_untold(spread)})"
     value, noise = float(spread["value"]), float(spread.get("noise_error", 0.0))
-    digits = digits_of(max(value, noise))
+    digits = digits_of(max(value, noise) or abs(mean["value"]))
     if noise > 0.5 * value:  # what noise left of a deviation would say that values hardly differ
         return f"{_plain(mean['value'], digits)} ({DASH}{DAGGER})"
     count = row.get("count", {})
@@ -394,7 +403,7 @@ def _median(rows: Sequence[Row]) -> str:
     if not all(map(_told, told)):
         return _untold(next((each for each in told if not _told(each)), None))
     low, middle, high = (float(each["value"]) for each in told if each is not None)
-    digits = digits_of((high - low) / 1.35)
+    digits = digits_of((high - low) / 1.35 or abs(middle))
     return f"{_plain(middle, digits)} [{_plain(low, digits)} to {_plain(high, digits)}]"
 
 
@@ -437,8 +446,9 @@ def _coefficient(figure: Any) -> str:
     if not _told(figure):
         return _untold(figure)
     ends = [figure[key] for key in ("value", "low", "high")]
-    width = (ends[2] - ends[1]) / 4.0 if None not in ends else abs(ends[0])
-    value, low, high = ("∞" if end is None else _plain(end, digits_of(width) + (width >= 1.0)) for end in ends)
+    width = ((ends[2] - ends[1]) / 4.0 if None not in ends else 0.0) or abs(ends[0])
+    digits = digits_of(width) + (width >= 1.0)
+    value, low, high = (none if end is None else _plain(end, digits) for none, end in zip(("", "−∞", "∞"), ends, strict=True))
     return f"{value} ({low} to {high})"
 
 
@@ -483,11 +493,20 @@ def terms_of(rows: Sequence[Row], names: Names) -> Iterator[Term]:
             continue
         name, per = str(row["term"]), str(row.get("per") or "")
         unit = str(row.get("unit") or "")
-        per = per or (unit.rpartition(" per ")[2] if " per " in unit else "")
+        per = per or _per(unit, names)
         column, level, reference = known.get(name, ("", "", ""))
         label = names.label(name) if name in names else _of_design(names.replaced(name))
         shown = f"{label}, per {_SINGULAR.get(per, per)}" if per and per != "1" and not level else label
         yield Term(name, shown, column, level, reference, row)
+
+
+def _per(unit: str, names: Names) -> str:
+    """Of what a coefficient's unit says that it is: ``beats per minute per year``; of a level it is the outcome's own."""
+    name = str(names.parameters.get("outcome", ""))
+    outcome = names.unit(name, str(names.parameters.get("derive", {}).get(name, {}).get("unit", "")))
+    if name and (unit == outcome or unit.startswith(f"{outcome or 1} per ")):
+        return unit[len(f"{outcome or 1} per ") :]
+    return unit.rpartition(" per ")[2] if " per " in unit else ""
 
 
 def _of_design(name: str) -> str:
@@ -543,7 +562,7 @@ def _interval(figure: Any, factor: float) -> str:
         return _untold(figure)
     value = float(figure["value"]) * factor
     low, high = (None if figure[end] is None else float(figure[end]) * factor for end in ("low", "high"))
-    digits = 1 if factor != 1.0 else 0 if abs(value) >= 100.0 else 1
+    digits = digits_of(abs(value)) if 0.0 < abs(value) < 1.0 else 0 if factor == 1.0 and abs(value) >= 100.0 else 1
     ends = ("not reached" if end is None else _plain(end, digits) for end in (low, high))
     return f"{_plain(value, digits)} ({' to '.join(ends)})"
 

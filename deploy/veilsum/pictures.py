@@ -254,10 +254,18 @@ def _draw_figures(canvas: Any, name: str, rows: Sequence[Row], key: str, names: 
     canvas.set_size_inches(7.2, max(2.2, 0.32 * len(rows) + 0.8 * len(panels) + 0.6))
     grid = canvas.subplots(len(panels), 1, squeeze=False, height_ratios=[len(own) for own in panels.values()])[:, 0]
     for axes, ((column, unit), own) in zip(grid, panels.items(), strict=True):
-        for place, figure in enumerate(row[key] for row in own):
+        figures = [row[key] for row in own]
+        for place, figure in enumerate(figures):
             low, high = (figure["value"] if figure[end] is None else figure[end] for end in ("low", "high"))
             axes.plot([low, high], [place, place], color=COLOURS[0], linewidth=1.4)
             axes.plot(figure["value"], place, "s", color=COLOURS[0], markersize=5)
+        limits = axes.get_xlim()
+        for place, figure in enumerate(figures):  # an open end reaches to the picture's edge, with an arrow
+            for end, limit, mark in zip(("low", "high"), limits, "<>", strict=True):
+                if figure[end] is None:
+                    axes.plot([figure["value"], limit], [place, place], color=COLOURS[0], linewidth=1.4)
+                    axes.plot(limit, place, mark, color=COLOURS[0], markersize=5, clip_on=False)
+        axes.set_xlim(limits)
         axes.set(yticks=range(len(own)), yticklabels=[_label(row, names) for row in own], ylim=(len(own) - 0.5, -0.5))
         words = [key.replace("_", " "), f"of {names.label(column)}" if column else "", f"({unit})" if unit else ""]
         axes.set_xlabel(" ".join(filter(None, words)))

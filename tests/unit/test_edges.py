@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ import pytest
 
 from support.edges import DATA, typical
 from support.questions import QUESTIONS, answer, bounded, figures, truths
+from veilsum.exports import records_csv, tables_of
+from veilsum.papers import paper_tables
+from veilsum_privacy.tasks.queries.base import FIELDS
 
 RECORDS = typical()
 NOISE = (None, 0.5, 8.0)
@@ -243,3 +248,68 @@ def test_effective_records_are_no_more_than_there_are(epsilon: float | None) -> 
         if epsilon is None:
             assert told == pytest.approx(weights.sum() ** 2 / (weights**2).sum(), rel=1e-2)
         assert told is None or told <= 1.5 * len(RECORDS)
+
+
+def renamed(value: Any, name: str, key: str) -> Any:
+    """A summary, or what a study asks, whose column "arm" has another name, and its levels' key in rows."""
+    if isinstance(value, dict):
+        return {key if own == "arm" else own: renamed(each, name, key) for own, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each, name, key) for each in value]
+    return re.sub(r"\barm\b", name, value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", ["unit", "of", "time"])
+def test_no_columns_name_takes_the_place_of_what_a_row_tells(name: str) -> None:
+    """A ward's unit, say, by which patients are grouped: its levels stand beside the unit of the number."""
+    question, frame = QUESTIONS["statistics"], DATA["typical"](RECORDS)
+    usual = answer(question, "typical", frame, None).summary
+    rows = [row for rows in usual.values() if isinstance(rows, list) for row in rows]
+    columns = {column.name for column in question.schema.columns}
+    told = {key for row in rows if "query" not in row and "levels" not in row and "term" not in row for key in row}
+    without_groups = {"association_kept", "at_bound", "r_squared"}
+    assert told - columns - without_groups == FIELDS
+    schema = question.schema.model_copy(
+        update={
+            "columns": tuple(
+                column.model_copy(update={"name": name}) if column.name == "arm" else column
+                for column in question.schema.columns
+            )
+        }
+    )
+    own = question._replace(schema=schema, asked=renamed(dict(question.asked), name, name))
+    found = answer(own, "typical", frame.rename(columns={"arm": name}), None).summary
+    assert found == renamed(dict(usual), name, f"{name} (column)")
+
+
+def test_a_category_called_missing_is_told_from_values_that_are() -> None:
+    """As in registers that write it out: of the levels a, missing and no value each has its own count, and no record of the
+    synthetic ones that has the category lacks a value."""
+    question, frame = QUESTIONS["statistics"], DATA["typical"](RECORDS).copy()
+    frame["arm"] = np.where(frame["arm"] == "b", "missing", "a")
+    frame.loc[frame.index[::7], "arm"] = None
+    schema = question.schema.model_copy(
+        update={
+            "columns": tuple(
+                column.model_copy(update={"categories": ("a", "missing")}) if column.name == "arm" else column
+                for column in question.schema.columns
+            )
+        }
+    )
+    asked = [
+        {"name": "one", "kind": "table-one", "over": ["arm", "sex"]},
+        {"name": "made", "kind": "synthetic", "over": ["arm", "sex"]},
+    ]
+    result = answer(question._replace(schema=schema, asked={"query": asked}), "typical", frame, None)
+    wanted = {"a": int((frame["arm"] == "a").sum()), "missing": int((frame["arm"] == "missing").sum())}
+    wanted["no value"] = int(frame["arm"].isna().sum())
+    rows = result.summary["one.arm"]
+    assert {row["arm"]: round(row["count"]["value"]) for row in rows} == wanted
+    table = paper_tables(tables_of(result), None)["one"]
+    (place,) = [place for place, line in enumerate(table.lines) if line.name == "arm, n (%)"]
+    lines = {line.name: line.cells[0].split(" ")[0] for line in table.lines[place + 1 : place + 4]}
+    assert lines == {"a": str(wanted["a"]), "missing": str(wanted["missing"]), "Missing": str(wanted["no value"])}
+    (name,) = [name for name in result.summary if name.startswith("made") and "levels" in result.summary[name][0]]
+    written = pd.read_csv(io.StringIO(records_csv(result.arrays[name], result.summary[name])), keep_default_na=False)
+    assert set(written["arm"]) == {"a", "missing", ""}
+    assert (written["arm"] == "").sum() == pytest.approx(wanted["no value"], abs=0.5 * wanted["no value"])

@@ -105,7 +105,7 @@ def test_without_noise_means_and_deviations_are_numpys(
     if np.ptp(x) == 0.0:
         assert "does not vary" in told["not_estimable"]
     elif x.std() > 1e-3 * width:
-        assert told["value"] == pytest.approx(np.clip(np.corrcoef(x, z)[0, 1], -0.999, 0.999), abs=NEAR)
+        assert told["value"] == pytest.approx(np.corrcoef(x, z)[0, 1], abs=NEAR)
 
 
 def test_without_noise_a_million_records_sum_as_exactly() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ import lxml.html
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pylatexenc.latex2text import LatexNodes2Text
 from pylatexenc.latexwalker import LatexEnvironmentNode, LatexWalker
 
 from support.commands import shown
 from support.studies import run, shifted_sites
 from veilsum.api.results import StudyResult, open_result
-from veilsum.exports import all_tables, export_result, figures_of, to_csv, to_latex
+from veilsum.cli.display import _shown
+from veilsum.exports import all_tables, cell, export_result, figures_of, to_csv, to_latex
+from veilsum_deploy.simulation.report import _markdown
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_privacy.results.result import Result, save_result
 
@@ -75,6 +80,33 @@ def test_csv_has_every_name_and_number() -> None:
     assert set(again.index) == set(SHOWN)
     assert float(again.loc["records", "value"]) == 812.0
     assert again.loc["records", "value_noise_error"] == 0.5
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
+@example(19723.4, 2.2, 2.4)
+@example(1953.27, 0.17, 0.16)
+@example(123456.0, 156.0, 156.0)
+@example(99999.6, 20.0, 20.0)
+@example(0.0, 1e-6, 1e-6)
+def test_a_figure_is_shown_with_the_digits_that_its_interval_has(value: float, below: float, above: float) -> None:
+    """A mean date, or a count above 9,999, is not rounded to four digits: what is shown is off by a 50th of the interval's
+    length at most, or has four digits."""
+    exact = {**figure(value), "low": value - below, "high": value + above}
+    for text in (cell(exact), _shown(exact)):
+        assert "e+0" not in text
+        shown = [float(part) for part in re.sub(r"[(),]|to", " ", text).split()]
+        for told, own in zip(shown, (value, value - below, value + above), strict=True):
+            assert abs(told - own) <= max(below, above) / 50.0 or told == pytest.approx(own, rel=5.001e-4)
+
+
+def test_a_number_keeps_the_digits_before_its_point() -> None:
+    assert [cell(number) for number in (123456.7, 99999.6, 0.0123449, 3.0)] == ["123457", "99999.6", "0.01234", "3"]
+    assert _shown(1234567.4) == "1234567"
+    about = {"study": "s", "method": "statistics", "dataset": "d", "sites": {"a": 1}, "partition": "p", "epsilon": None}
+    rows = [{"quantity": "records", "mean": 1234567.4, "std": 2.0, "std_error": 1.0, "runs": 2}]
+    simulated = _markdown({**about, "delta": 0.0, "repeat": 2, "encryption": True, "table": rows})
+    assert "| records | 1234567 | 2 | 1 | 2 |" in simulated
 
 
 def latex_rows(text: str) -> list[list[str]]:

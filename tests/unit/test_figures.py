@@ -66,11 +66,30 @@ def test_means_and_variances_without_noise_are_numpys() -> None:
     mean, variance = figure(group_means.mean(exact_sums(x))), figure(group_means.variance(exact_sums(x)))
     assert mean.value == pytest.approx(x.mean(), abs=1e-12)
     assert variance.value == pytest.approx(x.var(), abs=1e-12)
-    assert mean.sampling_error == pytest.approx(x.std() / math.sqrt(len(x)), rel=1e-6)
+    assert mean.sampling_error == pytest.approx(stats.sem(x), rel=1e-9)
     assert (mean.noise_error, variance.noise_error) == (0.0, 0.0)
     fourth = math.sqrt(((x - x.mean()) ** 4).mean() - x.var() ** 2) / math.sqrt(len(x))
     assert variance.sampling_error == pytest.approx(fourth, rel=0.15)
     assert mean.scaled(35.0, 55.0).low == pytest.approx(mean.low * 35 + 55)
+
+
+@pytest.mark.parametrize("records", [2, 3, 5, 30])
+def test_a_mean_of_few_records_without_noise_has_students_interval(records: int) -> None:
+    x = np.random.default_rng(records).uniform(-0.2, 0.2, records)
+    found = figure(group_means.mean(exact_sums(x)))
+    low, high = stats.t.interval(0.95, records - 1, loc=x.mean(), scale=stats.sem(x))
+    assert (found.low, found.high) == pytest.approx((max(low, -1.0), min(high, 1.0)), rel=1e-9)
+    assert found.sampling_error == pytest.approx(stats.sem(x), rel=1e-9)
+
+
+def test_one_record_tells_no_deviation_and_its_mean_may_be_anything() -> None:
+    alone = exact_sums(np.array([0.3]))
+    mean = figure(group_means.mean(alone))
+    assert (mean.value, mean.low, mean.high) == (pytest.approx(0.3), -1.0, 1.0)
+    assert isinstance(group_means.variance(alone), NotEstimable)
+    same = exact_sums(np.full(3, 0.3))
+    assert figure(group_means.mean(same)).half_width == pytest.approx(0.0, abs=1e-7)
+    assert figure(group_means.variance(same)).value == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.sampled(5)
@@ -251,6 +270,34 @@ def test_correlations_equal_numpys_and_cover() -> None:
     assert coverage(found, 0.4) >= 0.91
 
 
+@pytest.mark.parametrize("records", [2, 3, 4, 5, 60])
+@pytest.mark.parametrize("slope", [1.0, -1.0, 0.3, 0.0])
+def test_a_correlation_without_noise_is_scipys(records: int, slope: float) -> None:
+    """Also of columns of which one is a multiple of the other, and of few records."""
+    rng = np.random.default_rng(records)
+    x = rng.uniform(-0.5, 0.5, records)
+    y = slope * x + (0.0 if abs(slope) == 1.0 else 0.2) * rng.uniform(-1.0, 1.0, records)
+    z = np.column_stack([np.ones(records), x, y])
+    found = figure(correlations.correlation(z.T @ z, 0, 1, 0.0, 0.0))
+    expected = stats.pearsonr(x, y)
+    low, high = expected.confidence_interval(0.95) if records > 3 else (-1.0, 1.0)
+    assert found.value == pytest.approx(expected.statistic, abs=1e-9)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-6)
+
+
+@pytest.mark.parametrize("truth", [1.0, 0.98])
+def test_with_noise_intervals_of_columns_that_are_nearly_one_cover(truth: float) -> None:
+    rng, std, found = np.random.default_rng(12), 4.0, list[Answer]()
+    for _ in range(400):
+        x, other = rng.normal(size=(2, 4000)) * 0.3
+        z = np.column_stack([np.ones(4000), x, truth * x + math.sqrt(1.0 - truth**2) * other])
+        noise = np.triu(rng.normal(size=(3, 3)) * std / math.sqrt(2.0), 1)
+        noised = z.T @ z + noise + noise.T + np.diag(rng.normal(size=3) * std)
+        found.append(correlations.correlation(noised, 0, 1, std, std / math.sqrt(2.0)))
+    assert coverage(found, truth) >= 0.93
+    assert np.median([figure(answer).half_width for answer in found]) < 0.05
+
+
 # -- survival -------------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +354,29 @@ def test_log_rank_without_noise_is_lifelines() -> None:
     expected = statistics.multivariate_logrank_test(np.minimum(times, 6.0), np.repeat([0, 1, 2], 600), inside)
     assert found.statistic == pytest.approx(expected.test_statistic, rel=0.05)
     assert found.degrees == 2
+
+
+def test_without_noise_a_group_that_has_died_out_ends_no_comparison_of_the_others() -> None:
+    """All of the first group have their event in the first interval; the other two differ later. Times are at the ends of
+    intervals, and nobody is censored before the horizon, so that intervals hide nothing."""
+    statistics = pytest.importorskip("lifelines.statistics")
+    rng = np.random.default_rng(13)
+    edges = np.arange(0.0, 9.0)
+    times = [np.ones(30), rng.integers(2, 9, 80).astype(float), np.minimum(rng.integers(4, 13, 80), 9).astype(float)]
+    groups = [survival_counts(own, np.ones(len(own), dtype=int), edges) for own in times]
+    found = survival.log_rank(groups)
+    assert isinstance(found, Test)
+    every = np.concatenate(times)
+    expected = statistics.multivariate_logrank_test(every.clip(max=8.0), np.repeat([0, 1, 2], [30, 80, 80]), every <= 8.0)
+    assert found.statistic == pytest.approx(expected.test_statistic, rel=1e-6)
+    assert found.degrees == 2
+    nobody = survival_counts(np.zeros(0), np.zeros(0, dtype=int), edges)
+    with_nobody = survival.log_rank([groups[1], nobody, groups[2]])
+    pair = survival.log_rank(groups[1:])
+    assert isinstance(with_nobody, Test)
+    assert isinstance(pair, Test)
+    assert (with_nobody.statistic, with_nobody.degrees) == pytest.approx((pair.statistic, 1), rel=1e-9)
+    assert isinstance(survival.log_rank([nobody, groups[1]]), NotEstimable)
 
 
 @pytest.mark.system

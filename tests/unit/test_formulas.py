@@ -449,3 +449,22 @@ def test_a_term_that_is_not_estimable_is_nan_and_named() -> None:
         fit.predict(pd.DataFrame({"age": [1.0]}))
     with pytest.raises(Misuse, match="alpha"):
         fit.conf_int(0.0)
+
+
+def test_a_summary_prints_numbers_as_statsmodels_does() -> None:
+    """Per unit of a large column a coefficient is small, and no less than nothing."""
+    from statsmodels.iolib.summary import forg
+
+    values = [2.34e-7, 0.5, -12345.678]
+    rows: list[dict[str, Any]] = []
+    for value in values:
+        told = {"value": value, "noise_error": 0.0, "sampling_error": abs(value) / 3.0, "low": -2.0 * value, "high": None}
+        rows.append({"term": "age", "per": "", "p_value": 0.04, "coefficient": told})
+    lines = Fitted(rows, None, {}).summary().splitlines()
+    printed = [line.split() for line in lines if line.startswith("age")]
+    assert len(printed) == len(values)
+    for value, (_, coefficient, error, _, _, low, high) in zip(values, printed, strict=True):
+        of_statsmodels = (
+            forg(number, prec=digits).strip() for number, digits in ((value, 4), (abs(value) / 3.0, 3), (-2.0 * value, 3))
+        )
+        assert [coefficient, error, low, high] == [*of_statsmodels, "inf"]

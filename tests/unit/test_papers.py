@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,6 +294,75 @@ def test_a_figure_without_an_end_or_beyond_all_is_drawn() -> None:
     canvas.savefig(io.BytesIO(), format="png")
     assert "—" in texts(canvas)
     assert draw("x", Drawn([{"a": 1}])) is None
+
+
+def figure_of(value: float, low: float | None, high: float | None, noise: float = 0.0) -> dict[str, Any]:
+    return {"value": value, "noise_error": noise, "sampling_error": 0.0, "low": low, "high": high}
+
+
+def numbers_of(cell: str) -> list[float]:
+    """The numbers of a cell, as they are printed."""
+    return [float(text.replace("−", "-")) for text in re.findall(r"[−]?[0-9.]+", cell.replace(",", ""))]
+
+
+@pytest.mark.parametrize("scale", [1e-9, 3e-5, 1.0, 4e7])
+def test_no_table_prints_a_small_number_as_nothing(scale: float) -> None:
+    """Concentrations in mol/L, times in years, coefficients per unit of platelets: what is printed tells them apart."""
+    wanted = [0.8 * scale, 0.7 * scale, 0.9 * scale]
+    linear = paper_tables({"coefficients": [{"term": "x", "coefficient": figure_of(*wanted), "p_value": 0.01}]}, None)
+    assert numbers_of(linear["coefficients"].lines[0].cells[0]) == pytest.approx(wanted, rel=0.05)
+    row = {"column": "x", "unit": "", "count": figure_of(1e6, None, None)}
+    row |= {"mean": figure_of(*wanted), "standard_deviation": figure_of(0.2 * scale, 0.1 * scale, 0.3 * scale)}
+    quartiles = [
+        {"column": "x", "unit": "", "quantile": q, "value": figure_of(q * scale, None, None)} for q in (0.25, 0.5, 0.75)
+    ]
+    (mean, median) = paper_tables({"one.numbers": [row], "one.x": quartiles}, None)["one"].lines
+    assert numbers_of(mean.cells[0]) == pytest.approx([wanted[0], 0.2 * scale], rel=0.05)
+    assert numbers_of(median.cells[0]) == pytest.approx([0.5 * scale, 0.25 * scale, 0.75 * scale], abs=0.02 * scale)
+    time = {"figure": "restricted mean", "time": None, "unit": "years", "value": figure_of(*wanted), "at_risk": None}
+    curve = [{**time, "figure": "survival", "time": 1.0}, time]
+    *_, told = paper_tables({"curve": curve}, None)["curve"].lines
+    assert numbers_of(told.cells[0]) == pytest.approx(wanted, rel=0.05)
+
+
+def test_a_unit_with_a_per_of_its_own_is_no_step_of_a_term() -> None:
+    frame = patients(300).rename(columns={"age": "pulse", "marker": "cells"})
+    columns = [
+        number("pulse", "Pulse", 20, 90, "beats per minute"), number("cells", "Cells", 0, 60, "10^9 per litre"),
+        number("time", "Follow-up", 0, 10, "years"), category("arm", "Hormone therapy", "no", "yes"),
+    ]  # fmt: skip
+    derive = {"late": {"of": "time", "edges": [5.0]}}
+    with veilsum.simulate(frame, {"max_records": 1000, "columns": columns}, sites=2, seed=2) as made:
+        fit = made.dataset(noise="none").linear("pulse", ["cells", "time", "late", "arm"], derive=derive).run(progress=False)
+    names = [line.name for line in fit.paper().lines]
+    assert names == [
+        "Constant",
+        "Cells, per 10^9 per litre",
+        "Follow-up, per year",
+        "late 5 to 10",
+        "Hormone therapy",
+        "no",
+        "yes",
+    ]
+
+
+def test_a_lower_end_that_is_open_is_minus_infinity() -> None:
+    rows = [{"term": "x", "coefficient": figure_of(-3.0, None, -1.0), "p_value": 0.01}]
+    assert paper_tables({"coefficients": rows}, None)["coefficients"].lines[0].cells[0] == "−3.00 (−∞ to −1.00)"
+
+
+def test_an_open_end_is_drawn_to_the_edge() -> None:
+    """As a line that ends at the value it would say that the value is known."""
+    rows = [
+        {"column": "x", "quantile": 0.5, "value": figure_of(5.0, 4.0, None)},
+        {"column": "x", "quantile": 0.9, "value": figure_of(8.0, None, 9.0)},
+    ]
+    (axes,) = draw("quantiles", Drawn(rows)).axes
+    low, high = axes.get_xlim()
+    drawn = [(float(y[0]), min(x), max(x)) for x, y in (line.get_data() for line in axes.lines) if len(x) == 2]
+    assert {(0.0, 5.0, high), (1.0, low, 8.0)} <= {*drawn}
+    assert low < 4.0 < 9.0 < high
+    assert [line.get_marker() for line in axes.lines if line.get_marker() in "<>"] == [">", "<"]
 
 
 def test_files_for_papers_are_few_and_named_for_their_tables(described: Any, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from veilsum_privacy.tasks.queries.arithmetic import evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.cells import LevelCells, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import parse_condition
 from veilsum_privacy.tasks.queries.kinds import build_question, build_questions
-from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, interval_names
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
 from veilsum_privacy.tasks.tables import Tables, TablesParameters
 
@@ -643,3 +643,30 @@ def test_a_person_changes_a_sum_by_what_is_declared(persons: dict[str, Any], cou
     assert (len(rows), rows.sum()) == (6, counted * 256)
     total = site_sum(task_rows(task, records, {}), 1, task.clip(), norm, 2**40, PERSONS).total
     assert total[0] == (counted * 256 if persons else 3 * 256)  # otherwise a person with many records is scaled down to one
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.floats(-1e9, 1e9), st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6), st.sampled_from([4, 6]))
+def test_every_interval_has_a_name_of_its_own(low: float, widths: list[float], digits: int) -> None:
+    """Two levels of one name could not be told apart, in a condition or a table; a cost of 1,234,567 and one more, say."""
+    edges = np.cumsum([low, *widths])
+    names = interval_names(edges.tolist(), digits)
+    assert len(set(names)) == len(widths) == len(names)
+    for name, one, other in zip(names, edges[:-1], edges[1:], strict=True):
+        assert [float(end) for end in name.split(" to ")] == pytest.approx([one, other], rel=10.0 ** (1 - digits))
+
+
+def test_names_of_intervals_that_were_told_apart_stay() -> None:
+    assert interval_names((18.0, 40.0, 65.5, 90.0)) == ("18 to 40", "40 to 65.5", "65.5 to 90")
+    assert interval_names((0.0, 1e6, 1234567.0)) == ("0 to 1e+06", "1e+06 to 1.23457e+06")
+    assert interval_names((1.23456, 12345.6), 4) == ("1.235 to 12350",)
+    assert interval_names((1234567.0, 1234568.0)) == ("1234567 to 1234568",)
+
+
+@pytest.mark.parametrize("name", ["cohort", "queries", "one.numbers"])
+def test_no_query_takes_the_place_of_something_else_in_a_result(name: str) -> None:
+    """Of how many members there were, of what was asked, or of a part of a table one."""
+    schema = DatasetSchema(columns=(NumberColumn(name="age", low=0, high=100),))
+    asked = [QueryRequest(kind="table-one", name="one"), QueryRequest(kind="mean", name=name, over=("age",))]
+    with pytest.raises(ConfigurationError, match=f"named '{name}'"):
+        expand(asked, Columns(schema))

@@ -59,6 +59,39 @@ def test_one_table_without_noise_is_statsmodels(table: list[list[int]]) -> None:
     assert apart.value == pytest.approx(a / (a + b) - c / (c + d), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "table", [*TABLES, [[2, 0], [0, 2]], [[0, 20], [3, 17]], [[0, 9], [0, 7]], [[5, 0], [30, 1]], [[1, 0], [0, 400]]]
+)
+def test_the_p_value_of_a_difference_of_risks_is_pearsons(table: list[list[int]]) -> None:
+    """Also where nobody of a group, or everybody, has the event, which leaves each risk's own error at 0."""
+    array = np.array(table, dtype=float)
+    expected = stats.chi2_contingency(array, correction=False).pvalue if array.sum(axis=0).all() else 1.0
+    assert figure(risk_difference(array, 0.0)).p_value == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "strata", [[[[2, 0], [0, 2]], [[3, 0], [0, 1]]], [[[0, 10], [0, 8]], [[0, 4], [0, 9]]], [[[5, 0], [7, 0]]]]
+)
+def test_no_difference_in_common_is_certain_of_a_few_records(strata: list[list[list[int]]]) -> None:
+    """Where no group has both ends, Sato's variance is 0, and an interval without length would say that the risks are known;
+    each stratum's own, by Newcombe's, has one."""
+    tables = np.array(strata, dtype=float)
+    assert isinstance(pooled_risk_difference(tables, 0.0), NotEstimable)
+    assert all(figure(risk_difference(table, 0.0)).half_width > 0.05 for table in tables)
+    assert isinstance(pooled_risk_difference(np.array([*strata, [[3, 4], [2, 5]]], dtype=float), 0.0), Figure)
+
+
+def test_with_noise_a_difference_of_risks_is_rejected_as_often_as_stated() -> None:
+    rng, risk, rejected = np.random.default_rng(21), 0.1, list[bool]()
+    for _ in range(2000):
+        events = rng.binomial(200, risk, 2)
+        noised = np.column_stack([events, 200 - events]) + rng.normal(size=(2, 2)) * SIGMA
+        found = risk_difference(noised, SIGMA)
+        rejected += [found.p_value < 0.05] if isinstance(found, Figure) else []
+    assert len(rejected) == 2000
+    assert 0.03 <= np.mean(rejected) <= 0.065
+
+
 @pytest.mark.parametrize("strata", STRATA)
 def test_strata_without_noise_are_statsmodels(strata: list[list[list[int]]]) -> None:
     array, oracle = np.array(strata, dtype=float), StratifiedTable([np.array(table) for table in strata if np.sum(table)])

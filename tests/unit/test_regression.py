@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 
 from veilsum_aggregation.figures import Figure, NotEstimable, Test
 from veilsum_aggregation.regression import LinearFit
@@ -33,6 +34,28 @@ def test_without_noise_it_is_weighted_least_squares() -> None:
     expected, residues, *_ = np.linalg.lstsq(x * c[:, None], y * c)
     np.testing.assert_allclose(fit.coefficients, expected, rtol=1e-9)
     assert fit.residual_variance == pytest.approx(residues[0] / (c @ c - 4), rel=1e-9)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1e-3, 2e-5])
+def test_without_noise_errors_are_statsmodels_however_wide_the_bounds_are(spread: float) -> None:
+    """A column whose bounds are a hundred thousand times as far apart as its values lie from the fit."""
+    rng = np.random.default_rng(3)
+    x = np.column_stack([np.ones(300), rng.uniform(-1, 1, (300, 2))])
+    y = x @ [0.1, 0.2, -0.3] + spread * rng.standard_normal(300)
+    z = np.column_stack([x, y])
+    fit = LinearFit(z.T @ z, 0.0, grain=2.0**-48)
+    expected = sm.OLS(y, x).fit()
+    errors = [fit.combination(weights).sampling_error for weights in np.eye(3)]  # type: ignore[union-attr]
+    np.testing.assert_allclose(errors, expected.bse, rtol=1e-3)
+
+
+def test_an_exact_fit_has_errors_that_rounding_may_make() -> None:
+    x = np.column_stack([np.ones(50), np.linspace(-1, 1, 50), np.cos(np.arange(50.0))])
+    z = np.column_stack([x, x @ [0.1, 0.2, 0.0]])
+    answer = LinearFit(z.T @ z, 0.0, grain=2.0**-48).combination(np.array([0.0, 0.0, 1.0]))
+    assert isinstance(answer, Figure)
+    assert answer.low < 0.0 < answer.high
+    assert answer.p_value > 0.05
 
 
 @pytest.mark.system

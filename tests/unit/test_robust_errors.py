@@ -13,6 +13,7 @@ from scipy import stats
 from support.studies import STAYS, agreed, demand, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum_aggregation.figures import MODEL_ERRORS, Figure, NotEstimable
+from veilsum_aggregation.figures import Test as Wald
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.robust import RobustFit
 from veilsum_coordinator.methods import METHODS
@@ -89,7 +90,15 @@ def test_without_noise_they_are_statsmodels(parameters: dict[str, Any]) -> None:
             error, rel=0.08 if parameters is ODDS else 0.02
         )  # earlier steps' part
         assert answer["value"] == model["value"]
+    robustly, of_model = summary["coefficients tests"]
+    assert [each["test"] for each in (robustly, of_model)] == [
+        "all slopes are 0 (Wald), robust errors", f"all slopes are 0 (Wald), errors {MODEL_ERRORS}",
+    ]  # fmt: skip
+    wald = expected.wald_test(np.eye(len(expected.params))[1:], use_f=False, scalar=True)
+    assert robustly["statistic"] == pytest.approx(float(wald.statistic), rel=0.2 if parameters is ODDS else 0.05)
+    assert robustly["degrees"] == len(parameters["over"])
     if parameters is not ODDS:
+        assert robustly["statistic"] < of_model["statistic"] / 1.15**2
         assert found[0]["sampling_error"] > 1.15 * plain[0]["sampling_error"]
 
 
@@ -139,6 +148,31 @@ def test_a_derived_number_is_no_event() -> None:
     derive = {"long": {"number": "1 * (stay > 10)", "low": 0, "high": 1}}
     study = agreed(requested({**EVENT, "outcome": "long", "derive": derive}), SITES)
     assert all(task.label != "score-products" for task in study.tasks)
+
+
+def test_the_test_of_all_slopes_holds_its_level_where_the_models_does_not() -> None:
+    """A term of a fifth of the records, among which the outcome varies six times as much, of moments and products that are
+    noised here."""
+    rng, robustly, of_model = np.random.default_rng(5), list[bool](), list[bool]()
+    for _ in range(600):
+        x = np.column_stack([np.ones(1000), rng.random(1000) < 0.2, rng.uniform(-1.0, 1.0, 1000)])
+        y = 0.1 + np.where(x[:, 1] > 0.0, 0.3, 0.05) * rng.standard_normal(1000)
+        z = np.column_stack([x, y])
+
+        def noised(matrix: Any, std: float) -> Any:
+            above = np.triu(rng.normal(size=matrix.shape), 1) * std / math.sqrt(2.0)
+            return matrix + above + above.T + np.diag(rng.normal(size=len(matrix)) * std)
+
+        fit = LinearFit(noised(z.T @ z, 3.0), 3.0)
+        scores = x * (y - x @ fit.coefficients)[:, None]
+        found = RobustFit(fit, noised(scores.T @ scores, 0.3), 0.3, fit.inverse, 1000.0).all_slopes()
+        plain = fit.all_slopes()
+        assert isinstance(found, Wald)
+        assert isinstance(plain, Wald)
+        robustly.append(found.p_value < 0.05)
+        of_model.append(plain.p_value < 0.05)
+    most = 0.05 + 3.0 * math.sqrt(0.05 * 0.95 / 600)
+    assert 0.01 <= np.mean(robustly) <= most < np.mean(of_model)
 
 
 def test_a_variance_within_its_noise_is_not_told() -> None:

@@ -76,6 +76,9 @@ from veilsum_privacy.tasks.tables import questions_of
 PRODUCTS = "score-products"
 """Label of the release."""
 
+ALL_SLOPES = "all slopes are 0 (Wald)"
+"""Name of a test."""
+
 SHARE = 0.2
 """Share of the budget."""
 
@@ -276,7 +279,8 @@ class Regression(Method[RegressionParameters]):
                 tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, told_apart, reference)))
             elif _is_robust(study) and linear.drowned is None:
                 robustly = _robust(federation, moments, linear)
-                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly, reference)))
+                with_robust = told_rows(errors, partial(question.answer, part, robustly, reference))
+                tables = _told_twice(tables, with_robust, _robust_tests(tables, outcome, robustly))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
         offsets = _offsets(study, first.values, first.noise_std)
@@ -299,7 +303,7 @@ class Regression(Method[RegressionParameters]):
         rows = partial(_rows, question=question, name=RATIOS[family], told=told)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
             QUERY: partial(rows, fit),
-            f"{QUERY} tests": lambda: iter([test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]),
+            f"{QUERY} tests": lambda: iter([test_row(ALL_SLOPES, outcome, fit.all_slopes())]),
             SCORE: partial(score_row, fit, question, moments.gram),
         }
         tables = told_tables(self.name, of_fit)
@@ -309,14 +313,25 @@ class Regression(Method[RegressionParameters]):
             told_apart = cluster(federation, first, fit, moments.rate)
             tables = _told_twice(tables, told_rows(errors, partial(rows, told_apart)))
         elif _is_robust(study) and isinstance(fit, NewtonFit | HazardFit):
-            tables = _told_twice(tables, told_rows(errors, partial(rows, _robust(federation, moments, fit))))
+            robustly = _robust(federation, moments, fit)
+            tables = _told_twice(tables, told_rows(errors, partial(rows, robustly)), _robust_tests(tables, outcome, robustly))
         return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)}, {"coefficients": fit.coefficients})
 
 
-def _told_twice(tables: Mapping[str, list[Row]], rows: list[Row]) -> dict[str, list[Row]]:
-    """The tables with clustered or robust errors, beside the coefficients with the model's, of which the test is."""
-    tests = [{**row, "test": f"{row['test']}, errors {MODEL_ERRORS}"} for row in tables[f"{QUERY} tests"]]
-    return {QUERY: rows, f"{QUERY} {MODEL_ERRORS}": tables[QUERY], f"{QUERY} tests": tests, SCORE: tables[SCORE]}
+def _told_twice(tables: Mapping[str, list[Row]], rows: list[Row], tests: Sequence[Row] = ()) -> dict[str, list[Row]]:
+    """The tables with clustered or robust errors, beside the coefficients and the test with the model's."""
+    both = [*tests, *({**row, "test": f"{row['test']}, errors {MODEL_ERRORS}"} for row in tables[f"{QUERY} tests"])]
+    return {QUERY: rows, f"{QUERY} {MODEL_ERRORS}": tables[QUERY], f"{QUERY} tests": both, SCORE: tables[SCORE]}
+
+
+def _robust_tests(tables: Mapping[str, list[Row]], of: str, fit: RobustFit) -> list[Row]:
+    """The test of all slopes by robust errors, with what else the model's own tells."""
+
+    def rows() -> Iterator[Row]:
+        for row in tables[f"{QUERY} tests"]:
+            yield {**row, **test_row(f"{ALL_SLOPES}, robust errors", of, fit.all_slopes())}
+
+    return told_rows(f"{QUERY} tests, robust", rows)
 
 
 def _predicts(study: Study) -> dict[str, Any]:

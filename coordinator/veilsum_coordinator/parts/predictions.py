@@ -250,7 +250,7 @@ class _PredictionReader:
         """What was predicted and what was observed at each level; of hazards how many records there are."""
         predicts = self._prediction.predicts
         edges = np.append(self._centres - self._width / 2.0, self._centres[-1] + self._width / 2.0)
-        names = interval_names([float(f"{edge:.4g}") for edge in edges])
+        names = interval_names(edges.tolist(), 4)
         predicted = self._centres
         if predicts != "number":
             predicted = expit(predicted) if predicts == "probability" else np.exp(predicted)

@@ -191,14 +191,21 @@ def expand(requests: Sequence[QueryRequest], columns: Columns) -> tuple[Query, .
         raise ConfigurationError(
             f"The study asks {len(found)} queries; at most {MAX_QUERIES} share one release.", "Ask the rest in another study."
         )
+    if taken := next((query.name for query in found if query.name in BESIDE_TABLES), ""):
+        raise ConfigurationError(f"A query named {taken!r} would take the place of what a result tells so.", "Rename it.")
+    _check_distinct([query.name for query in found])
     return tuple(found)
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"Two queries are named {repeated[0]!r}.", "Give each a name of its own.")
 
 
 def _named(requests: Sequence[QueryRequest]) -> Iterator[QueryRequest]:
     names = [request.name for request in requests if request.name]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigurationError(f"Two queries are named {repeated[0]!r}.", "Give each a name of its own.")
-    taken = set(names)
+    _check_distinct(names)
+    taken = {*names, *BESIDE_TABLES}
     for request in requests:
         if request.name is not None:
             yield request
@@ -249,6 +256,9 @@ def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
         if "kind" in asked:
             yield _completed({**asked, **common}, columns)
 
+
+BESIDE_TABLES = ("cohort", "queries")
+"""What a result's summary tells beside the tables of its queries."""
 
 LANE = 2**23
 """What the sum of a cohort should stay below, so that a lane has 24 bits."""

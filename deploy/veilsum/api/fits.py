@@ -216,10 +216,10 @@ class Fitted:
         longest = max([24, *(len(name) for name in self._names)])
         head = f"{'':{longest}} {'coef':>10} {'std err':>9} {'z':>9} {'P>|z|':>8} {'[0.025':>10} {'0.975]':>10}"
         lines += ["=" * len(head), head, "-" * len(head)]
-        ends = self.conf_int()
-        for name, value, error, z, p in zip(self._names, self.params, self.bse, self.tvalues, self.pvalues, strict=True):
-            low, high = ends.loc[name].to_numpy() if ends.index.is_unique else (math.nan, math.nan)
-            lines.append(f"{name:{longest}} {value:10.4f} {error:9.3f} {z:9.3f} {p:8.3f} {low:10.3f} {high:10.3f}")
+        terms = zip(self._names, self.params, self.bse, self.tvalues, self.pvalues, self.conf_int().to_numpy(), strict=True)
+        for name, value, error, z, p, (low, high) in terms:
+            numbers = f"{_number(value, 10, 4)} {_number(error, 9, 3)} {z:9.3f} {p:8.3f}"
+            lines.append(f"{name:{longest}} {numbers} {_number(low, 10, 3)} {_number(high, 10, 3)}")
         lines.append("=" * len(head))
         lines += [
             f"Not estimable: {term.formula}: {figure['not_estimable']}."
@@ -232,6 +232,12 @@ class Fitted:
 
 
 _KEYS = {"logistic": "odds_ratio", "poisson": "rate_ratio", "cox": "hazard_ratio"}
+
+
+def _number(value: float, width: int, digits: int) -> str:
+    """With so many decimals, or as many significant digits where it is below 0.0001 or above 9999, as statsmodels has them."""
+    plain = value == 0.0 or 1e-4 <= abs(value) < 1e4 or not math.isfinite(value)
+    return f"{value:{width}.{digits}{'f' if plain else 'g'}}"
 
 
 def _two_sided(z: float) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from veilsum.texts import figure_text, number_text
 from veilsum_node.errors import RefusalCode
 from veilsum_node.process.console import moment, print_fields, print_json, print_line, print_rows
 
@@ -226,14 +227,13 @@ def size_text(count: int) -> str:
 def _shown(value: Any) -> Any:
     """A figure as ``value (low to high)``; other mappings item by item."""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return number_text(value, 6)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, Mapping):
         return value
     if "noise_error" in value:
-        low, high = ("" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
-        return f"{value['value']:.4g} ({low} to {high})"
+        return figure_text(value, "…")
     if "not_estimable" in value:
         return f"not estimable: {value['not_estimable']}"
     if value.keys() == {"below"}:

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from veilsum.cli.display import show_progress
+from veilsum.texts import number_text
 from veilsum_deploy.data_names import PACKAGED
 from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, RayEngine, SerialEngine, cores, running
@@ -122,7 +123,7 @@ def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> Non
     fields["epsilon"] = None if summary["epsilon"] is None else f"{summary['epsilon']:.4g}"
     for name, words in NAMES.items():
         if any(name in one.figures for one in scores):
-            fields[words] = [f"{one.figures[name]:.4g}" for one in scores if name in one.figures]
+            fields[words] = [number_text(one.figures[name]) for one in scores if name in one.figures]
     by_domain = [one.accuracies for one in scores if one.accuracies]
     for domain in by_domain[0] if by_domain and len(by_domain[0]) > 1 else ():
         fields[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
@@ -132,7 +133,7 @@ def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> Non
     if odd:
         odd.sort(key=lambda row: -row["match nothing"])
         print_rows(odd[:20], title="Cells that the schema does not expect, for the eyes of the records' owner", as_json=False)
-    rows = [row | {key: f"{row[key]:.5g}" for key in ("mean", "std", "std_error")} for row in summary["table"]]
+    rows = [row | {key: number_text(row[key], 5) for key in ("mean", "std", "std_error")} for row in summary["table"]]
     for row in rows:
         if row["runs"] == 1:
             row["std"] = ""  # one run shows no spread
@@ -141,7 +142,7 @@ def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> Non
     baselines = [
         {
             "records": BASELINES[kind],
-            **{NAMES[name]: f"{one.scores.figures[name]:.4g}" if name in one.scores.figures else "" for name in known},
+            **{NAMES[name]: number_text(one.scores.figures[name]) if name in one.scores.figures else "" for name in known},
             "note": one.note,
         }
         for kind, one in outcome.beside.items()

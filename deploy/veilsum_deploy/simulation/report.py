@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from veilsum.texts import number_text
 from veilsum_deploy.collections import TEST_SHARE
 from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.scores import NAMES
@@ -156,5 +157,5 @@ def _markdown(summary: Mapping[str, Any]) -> str:
     ]
     for row in summary["table"]:
         name = str(row["quantity"]).replace("|", "\\|")
-        lines.append(f"| {name} | {row['mean']:.6g} | {row['std']:.3g} | {row['std_error']:.3g} | {row['runs']} |")
+        lines.append(f"| {name} | {number_text(row['mean'], 6)} | {row['std']:.3g} | {row['std_error']:.3g} | {row['runs']} |")
     return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+from veilsum.texts import number_text
 from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
 from veilsum_deploy.simulation.scores import LEADING, NAMES, SHARES, spread
@@ -327,7 +328,7 @@ def _figure(row: SweepRow, name: str) -> str:
         return ""
     if name in LEADING:
         return _with_error(found)
-    return _points(found.mean) if name in SHARES or row.classes else f"{found.mean:.4g}"
+    return _points(found.mean) if name in SHARES or row.classes else number_text(found.mean)
 
 
 def legend(sweep: Sweep) -> list[str]:

@@ -154,6 +154,11 @@ plot_forest <- function(found, xlab = NULL, line = NULL, log = "", ...) {
   graphics::plot(NULL, xlim = ends, ylim = c(0.5, nrow(found) + 0.5), yaxt = "n", xlab = xlab, ylab = "", log = log, ...)
   axis(2, at = place, labels = labels, las = 1, tick = FALSE)
   if (!is.null(line)) abline(v = line, col = "grey")
-  segments(pmax(found$conf.low, ends[1]), place, pmin(found$conf.high, ends[2]), place)
+  edges <- par("usr")[1:2] # to which an end that is open reaches
+  if (log == "x") edges <- 10^edges
+  low <- ifelse(is.na(found$conf.low), edges[1], pmax(found$conf.low, ends[1]))
+  high <- ifelse(is.na(found$conf.high), edges[2], pmin(found$conf.high, ends[2]))
+  told <- !is.na(found$estimate)
+  segments(low[told], place[told], high[told], place[told])
   points(found$estimate, place, pch = 15)
 }

@@ -33,6 +33,19 @@ from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edge
 MAX_VALUES = 50_000
 """Values of one query's part of the vector."""
 
+FIELDS = frozenset((
+    "at_risk", "column", "compared", "correlation", "count", "degrees", "detectable_cramers_v", "effect",
+    "effective_records", "figure", "level", "mean", "missing", "noise_share", "note", "of", "p_value", "quantile", "score",
+    "share", "standard_deviation", "statistic", "test", "time", "unit", "value", "with",
+))  # fmt: skip
+"""What an answer's rows hold beside the levels of their groups."""
+
+MISSING, NO_VALUE = "missing", "no value"
+"""What the level of missing values is called, and what where a category has that name."""
+
+IN_ROWS = " (column)"
+"""What follows the name of a column whose levels would stand in a row under the name of one of :data:`FIELDS`."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -40,7 +53,7 @@ class Axis:
 
     Attributes:
         column: that it is of.
-        levels: names of its cells; with "missing" at the end where missing values are counted.
+        levels: names of its cells, where missing values are counted with one for them at the end (:func:`with_missing`).
         edges: scaled edges of a numeric column; None of a categorical one.
         missing: whether missing values have a cell.
     """
@@ -50,6 +63,11 @@ class Axis:
     edges: Floats | None = None
     missing: bool = False
 
+    @property
+    def key(self) -> str:
+        """Under which a row of an answer has the level."""
+        return self.column + IN_ROWS if self.column in FIELDS else self.column
+
     def codes(self, cells: Mapping[str, Cells]) -> Value:
         """The cell of a record, -1 where it has none."""
         found = cells[self.column]
@@ -58,6 +76,16 @@ class Axis:
         else:
             codes = found.codes
         return where(codes < 0, len(self.levels) - 1, codes) if self.missing else codes
+
+
+def with_missing(levels: tuple[str, ...]) -> tuple[str, ...]:
+    """Levels and the name of missing values' own, "missing" unless a category is called so."""
+    return (*levels, NO_VALUE if MISSING in levels else MISSING)
+
+
+def missing_among(levels: Sequence[str]) -> str:
+    """What missing values are called among such levels."""
+    return NO_VALUE if {MISSING, NO_VALUE} <= {*levels} else MISSING
 
 
 def codes_within(group: Symbol, axes: Sequence[Axis], cells: Mapping[str, Cells]) -> Symbol:
@@ -70,7 +98,7 @@ def codes_within(group: Symbol, axes: Sequence[Axis], cells: Mapping[str, Cells]
 
 def levels_of(axes: Sequence[Axis]) -> list[dict[str, str]]:
     """The level of each axis, cell by cell."""
-    names = [axis.column for axis in axes]
+    names = [axis.key for axis in axes]
     return [dict(zip(names, levels, strict=True)) for levels in product(*(axis.levels for axis in axes))]
 
 
@@ -243,14 +271,14 @@ class QueryKind(ABC):
     def _level_axis(self, name: str, *, gaps: bool = True) -> Axis:
         levels = self.columns.levels(name, self.what)
         gaps = gaps and self.query.missing == "level" and name not in self.columns.imputed
-        return Axis(name, (*levels, "missing") if gaps else levels, missing=gaps)
+        return Axis(name, with_missing(levels) if gaps else levels, missing=gaps)
 
     def _bin_axis(self, name: str) -> Axis:
         domain = self.columns.number(name, self.what)
         edges = complete_edges(self.query.edges, domain, self.what)
         gaps = self.query.missing == "level" and name not in self.columns.imputed
         names = interval_names(edges)
-        return Axis(name, (*names, "missing") if gaps else names, scaled(edges, domain), gaps)
+        return Axis(name, with_missing(names) if gaps else names, scaled(edges, domain), gaps)
 
     def _one_column(self) -> str:
         if len(self.query.over) != 1:

@@ -363,6 +363,10 @@ def scaled(edges: Iterable[float], domain: NumberDomain) -> Floats:
     return np.array([domain.scale(edge) for edge in edges])
 
 
-def interval_names(edges: Sequence[float]) -> tuple[str, ...]:
-    """``18 to 40`` for each interval."""
-    return tuple(f"{a:g} to {b:g}" for a, b in pairwise(edges))
+def interval_names(edges: Sequence[float], digits: int = 6) -> tuple[str, ...]:
+    """``18 to 40`` for each interval, with so many digits of its edges, or as many as tell them apart."""
+    for places in range(digits, 18):
+        names = [f"{float(f'{edge:.{places}g}'):.{max(places, 6)}g}" for edge in edges]
+        if len(set(names)) == len(names):
+            break
+    return tuple(f"{a} to {b}" for a, b in pairwise(names))

@@ -75,7 +75,7 @@ class Effect(OutcomeKind):
         """The weighted mean of each treatment, then their difference, and of an event their ratio."""
         from veilsum_aggregation.weighted_means import WeightedSums, difference, ratio
 
-        outcome, name = self.outcome, self.query.by[0]
+        outcome, name = self.outcome, self.groups[0].key
         half, middle, unit = (outcome.half, outcome.middle, outcome.unit) if self.event is None else (1.0, 0.0, "")
         arms = list[WeightedSums]()
         for (weights, outcomes), (one, linear, square) in zip(part.block("sums"), part.block("squares"), strict=True):

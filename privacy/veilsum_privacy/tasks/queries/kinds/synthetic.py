@@ -14,7 +14,7 @@ from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, symbol, where
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, QueryKind, ReleasedPart
+from veilsum_privacy.tasks.queries.base import Axis, QueryKind, ReleasedPart, with_missing
 from veilsum_privacy.tasks.queries.cells import NumberDomain, RecordCells
 from veilsum_privacy.tasks.queries.language import Columns, Query, interval_names, scaled
 
@@ -71,7 +71,7 @@ class Synthetic(QueryKind):
         edges = (domain.low, *edges[1:-1], domain.high)
         gaps = name not in self.columns.imputed
         names = interval_names(edges)
-        return Axis(name, (*names, "missing") if gaps else names, scaled(edges, domain), gaps)
+        return Axis(name, with_missing(names) if gaps else names, scaled(edges, domain), gaps)
 
     def blocks(self) -> tuple[Block, ...]:
         return (self._block("pairs", self.plan.size, weight=1.0),)

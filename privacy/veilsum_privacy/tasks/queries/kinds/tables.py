@@ -135,7 +135,7 @@ class CountTable(CellKind):
                 found = {name: figure(table, std, cells) for name, figure in RATIOS.items()}
                 yield from self._told_ratios(part, group | about, found, float(table.min()))
             if len(strata) > 1:
-                everywhere = dict.fromkeys((axis.column for axis in self.groups), "all strata")
+                everywhere = dict.fromkeys((axis.key for axis in self.groups), "all strata")
                 found = {
                     f"{name} (Mantel-Haenszel)": figure(strata, std, correlation) for name, figure in POOLED_RATIOS.items()
                 }
@@ -154,7 +154,7 @@ class CountTable(CellKind):
             from veilsum_aggregation.ratios import no_association
 
             found = no_association(squares[:, 1::-1, 1::-1], std, correlation)
-            everywhere = dict.fromkeys(self.query.by, "all strata")
+            everywhere = dict.fromkeys((axis.key for axis in self.groups), "all strata")
             of = f"{' and '.join(self.query.over)} within {by}"
             yield test_row(
                 "no association in any stratum (Mantel-Haenszel)", of, found, detectable_cramers_v=None, **everywhere
