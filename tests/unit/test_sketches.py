@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +15,22 @@ from pydantic import ValidationError
 from support.gradient_sums import clipped_gradient_sum, factor_sum, records_of, used_of
 from support.neighbours import Setting, exact_norm, schema
 from support.rows import of_values
-from support.studies import complete
+from support.studies import SITES, Watched, compiled, complete, shifted_sites
+from veilsum.costs import study_cost
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.methods.fedsgd import FedSGDParameters
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.factors import Entries, Outer, Products, Term
 from veilsum_privacy.mechanism.rows.symbols import only, record_of, where
+from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Unit
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.tasks.agreed import AgreedStudy
+from veilsum_privacy.tasks.followed import followed_model
+from veilsum_privacy.tasks.gradient import Gradient
+from veilsum_privacy.training.arrays import MODEL, to_broadcast
 from veilsum_privacy.training.gradients import ModelGradient
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.sketches import DRAW, GradientProjection, Shapes, Sketch, Sketches
@@ -138,20 +146,25 @@ def test_each_value_falls_into_one_bucket_and_buckets_are_as_full_as_one_another
     )  # 17 places to 5 buckets
 
 
+def dealt(seed: int, step: int, array: int, places: int, buckets: int) -> list[tuple[int, float]]:
+    """Bucket and sign of each place, word by word, as the module says it: another machine has to come to the same."""
+    stated = b"".join(number.to_bytes(8, "little") for number in (seed, step, array, places, buckets))
+    stream = hashlib.shake_256(b"veilsum/1/gradient-projection" + stated).digest(8 * places)
+    words = [int.from_bytes(stream[8 * place : 8 * place + 8], "little") for place in range(places)]
+    order = sorted(range(places), key=lambda place: words[place] >> 1)
+    return [(order.index(place) % buckets, -1.0 if words[place] & 1 else 1.0) for place in range(places)]
+
+
+def spread_out(y: Floats, deal: list[tuple[int, float]], axis: int) -> Floats:
+    """A sketch with the places of its buckets in their place along an axis."""
+    return np.stack([sign * np.take(y, bucket, axis) for bucket, sign in deal], axis)
+
+
 def test_a_deal_is_the_stated_one() -> None:
-    """By its words, one by one: whoever takes the steps on another machine has to come to the same."""
-    shapes = {"head.weight": (2, 7), "head.bias": (2,)}
-    sketches = sketches_of(shapes, 3.0)
-    stated = b"".join(number.to_bytes(8, "little") for number in (9, 4, 0, 7, 3))
-    stream = hashlib.shake_256(b"veilsum/1/gradient-projection" + stated).digest(56)
-    words = [int.from_bytes(stream[8 * place : 8 * place + 8], "little") for place in range(7)]
-    order = sorted(range(7), key=lambda place: words[place] >> 1)
-    y, expected = np.arange(1.0, 7.0), np.zeros((2, 7))
-    for turn, place in enumerate(order):
-        sign = -1.0 if words[place] & 1 else 1.0
-        expected[:, place] = sign * y.reshape(2, 3)[:, turn % 3]
-    held = {"head.weight": y, "head.bias": np.array([7.0, 8.0])}
+    sketches = sketches_of({"head.weight": (2, 7), "head.bias": (2,)}, 3.0)
+    held = {"head.weight": np.arange(1.0, 7.0), "head.bias": np.array([7.0, 8.0])}
     read = drawn(sketches, 4, seed=9).expanded(lambda name, part: held[name][part])
+    expected = spread_out(held["head.weight"].reshape(2, 3), dealt(9, 4, 0, 7, 3), 1)
     np.testing.assert_array_equal(read("head.weight", slice(0, 14)).reshape(2, 7), expected)
     np.testing.assert_array_equal(read("head.bias", slice(0, 2)), [7.0, 8.0])
 
@@ -316,3 +329,99 @@ def test_an_outcome_is_not_projected_and_no_task_but_this_one_is() -> None:
         build_task("gradient", {**parameters, "outcome": {"column": "n2", "loss": "squared"}}, schema(3))
     with pytest.raises(HostileInput, match="projection"):
         build_task("feature-means", {"clip": 2.0, "missing": "centre", "projection": {"ratio": 2.0}}, schema(3))
+
+
+# -- studies ------------------------------------------------------------------------------------------------------------------
+
+PRIVATE = {"epsilon": 8.0, "cohort_difference": "allowed", "min_cohort": 2}
+HIDDEN = {"name": "mlp", "options": {"hidden": 9}}
+
+
+def test_coordinator_and_members_take_the_steps_that_are_written_out() -> None:
+    """Of sums in grid units a member comes to the bits that the coordinator broadcasts; both are steps by stated deals."""
+    steps, asked = 4, {"ratio": 2.5}
+    study = compiled(
+        "fedsgd", {"model": HIDDEN, "steps": steps, "centre": False, "seed": 11, "projection": asked, "decay": 0.01}, **PRIVATE
+    )
+    task = AgreedStudy(study).task("gradient")
+    assert isinstance(task.task, Gradient)
+    watched = Watched(study, shifted_sites(40))
+    result = get_method("fedsgd").run(watched)
+    kept = {"features.hidden.weight": (4, 6), "features.hidden.bias": (4,), "head.weight": (3, 4), "head.bias": (3,)}
+    assert [block.shape for block in task.task.layout().blocks] == list(kept.values())
+    assert (result.summary["values"], result.summary["projected"]) == (93, 24 + 4 + 12 + 3)
+    member = followed_model(AgreedStudy(study), b"")
+    assert member is not None
+    member.begin_with(encode_broadcast(watched.broadcasts[0], task.single))
+    travel = FedSGDParameters.model_validate(study.parameters).travel
+    assert travel is not None
+    for step, (sent, release) in enumerate(zip(watched.broadcasts, watched.releases, strict=True), 1):
+        np.testing.assert_array_equal(sent[DRAW], [11, step])
+        vector = np.concatenate([release.values[MODEL + name].ravel() for name in kept])
+        whole = np.rint(vector / task.unit).astype(np.int64)
+        np.testing.assert_array_equal(task.in_units(whole), vector)
+        member.take("gradient", whole, len(SITES))
+        deals = {0: dealt(11, step, 0, 9, 4), 2: dealt(11, step, 2, 9, 4)}
+        expected = {}
+        for name, deal, axis in zip(kept, (deals[0], deals[0], deals[2], None), (0, 0, 1, 0), strict=True):
+            y = release.values[MODEL + name]
+            expected[name] = y if deal is None else spread_out(y, deal, axis)
+        if step == steps:
+            break
+        after = watched.broadcasts[step]
+        noise = release.noise_std["model.head.bias"]
+        for name, gradient in expected.items():
+            before = sent[MODEL + name].astype(np.float64)
+            moved = before - travel / math.sqrt(steps * 93) * (gradient / noise + 0.01 * before)
+            np.testing.assert_allclose(after[MODEL + name], moved, rtol=2e-7, atol=2e-7)
+        assert b"".join(member.broadcast("gradient")) == encode_broadcast(after, task.single)
+
+
+def test_another_draw_is_no_broadcast_that_follows() -> None:
+    study = compiled("fedsgd", {"model": HIDDEN, "steps": 2, "centre": False, "projection": {"ratio": 2.5}}, **PRIVATE)
+    task = AgreedStudy(study).task("gradient")
+    member = followed_model(AgreedStudy(study), b"")
+    assert member is not None
+    sent = task.task.example_broadcast(len(SITES))
+    for other in (None, np.array([0.0, 2.0]), np.array([1.0, 1.0]), np.array([0.0, 1.0 + 1e-9])):
+        changed = {name: array for name, array in sent.items() if name != DRAW} | ({} if other is None else {DRAW: other})
+        with pytest.raises(HostileInput):
+            member.begin_with(encode_broadcast(changed, task.single))
+    member.begin_with(encode_broadcast(sent, task.single))
+
+
+def test_a_plan_states_what_a_projection_sums_and_sends() -> None:
+    whole, projected = (
+        study_cost(compiled("fedsgd", {"model": {"name": "mlp", "options": {"hidden": 600}}, **more}, **PRIVATE))
+        for more in ({}, {"projection": {"ratio": 20.0}})
+    )
+    one, other = whole.tasks[-1], projected.tasks[-1]
+    assert (one.values, other.values) == (600 * 7 + 3 * 601, 30 * 7 + 3 * 31)
+    assert other.upload < one.upload / 2
+    assert set(one.noise) == set(other.noise)
+    assert other.noise["model.head.bias"] == pytest.approx(one.noise["model.head.bias"], rel=0.01)  # by what rounding leaves
+    assert whole.epsilon == pytest.approx(projected.epsilon)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "told"),
+    [
+        ("fedsgd", {"projection": {"ratio": 1.0}}, "projection.ratio.*greater than 1"),
+        ("fedsgd", {"projection": {}}, "projection.ratio"),
+        ("fedsgd", {"projection": {"ratio": 2.0, "values": 500}}, "projection.values"),
+        (
+            "fedsgd",
+            {"projection": {"ratio": 2.0}, "outcome": {"column": "x0", "loss": "squared"}},
+            "outcome has no projection",
+        ),
+        ("fedavg", {"projection": {"ratio": 2.0}}, "projection"),
+    ],
+)
+def test_what_cannot_be_projected_is_refused_when_it_is_asked_for(method: str, parameters: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        compiled(method, parameters)
+
+
+def test_studies_that_project_nothing_say_nothing_of_it() -> None:
+    study = compiled("fedsgd", {}, **PRIVATE)
+    assert b"projection" not in study.to_bytes()
