@@ -67,20 +67,20 @@ def size_of(shapes: Shapes) -> int:
     return sum(map(math.prod, shapes.values()))
 
 
-def expanded(sketches: Sketches, sketch: Sketch, y: Floats, part: int = 7) -> Floats:
+def expanded(sketches: Sketches, sketch: Sketch, y: Floats, part: int = 7, shapes: Shapes = SHAPES) -> Floats:
     """S'y (d,) of y (k,), read in short parts."""
     ends = np.cumsum([math.prod(shape) for shape in sketches.shapes().values()])
     parts = dict(zip(sketches.shapes(), np.split(y, ends[:-1]), strict=True))
     read = sketch.expanded(lambda name, places: parts[name][places])
-    sizes = {name: math.prod(shape) for name, shape in SHAPES.items()}
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     return np.concatenate(
         [read(name, slice(start, min(start + part, size))) for name, size in sizes.items() for start in range(0, size, part)]
     )
 
 
-def matrix(sketches: Sketches, sketch: Sketch) -> Floats:
+def matrix(sketches: Sketches, sketch: Sketch, shapes: Shapes = SHAPES) -> Floats:
     """S (k, d), by what each unit vector is expanded to."""
-    return np.array([expanded(sketches, sketch, unit) for unit in np.eye(size_of(sketches.shapes()))])
+    return np.array([expanded(sketches, sketch, unit, 50, shapes) for unit in np.eye(size_of(sketches.shapes()))])
 
 
 def formed(terms: tuple[Term, ...], factors: Floats) -> Floats:
@@ -262,12 +262,7 @@ def test_sums_are_of_gradients_that_were_projected_and_then_clipped(name: str) -
     whole = np.array([clipped_gradient_sum(architecture, arrays, x[[i]], labels[[i]], 1e4).total for i in range(12)])
     sketches = sketches_of(architecture.shapes())
     sketch = drawn(sketches, 3)
-    ends = np.cumsum([math.prod(shape) for shape in sketches.shapes().values()])[:-1]
-    units = [dict(zip(sketches.shapes(), np.split(unit, ends), strict=True)) for unit in np.eye(size_of(sketches.shapes()))]
-    reads = [sketch.expanded(lambda name, part, unit=unit: unit[name][part]) for unit in units]
-    sizes = {key: slice(0, math.prod(shape)) for key, shape in architecture.shapes().items()}
-    s = np.array([np.concatenate([read(key, part) for key, part in sizes.items()]) for read in reads])
-    made = whole @ s.T
+    made = whole @ matrix(sketches, sketch, architecture.shapes()).T
     norms = np.linalg.norm(made, axis=1)
     clip = float(np.median(norms))
     expected = (made * np.minimum(1.0, clip / norms)[:, None]).sum(axis=0)
