@@ -96,6 +96,7 @@ MODELS: list[dict[str, Any]] = [
     {"optimiser": {"name": "adam", "learning_rate": 0.05}, "centre": False},
     {"optimiser": {"name": "yogi", "learning_rate": 0.05}, "sampling_rate": 0.5},
     {"optimiser": {"learning_rate": 0.5}, "records": 800, "checkpoint_every": 2},
+    {"model": {"name": "mlp", "options": {"hidden": 9}}, "projection": {"ratio": 2.5}, "centre": False, "seed": 3},
 ]
 
 

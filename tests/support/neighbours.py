@@ -32,6 +32,7 @@ from veilsum_privacy.tasks.site_scores import BASELINE, SCALE
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.released import model_digest
+from veilsum_privacy.training.sketches import DRAW
 
 LABEL = LabelColumn(column="y", classes=tuple(ClassValues(name=f"c{i}", values=(str(i),)) for i in range(3)))
 TASK_LABEL = "audited"
@@ -297,6 +298,8 @@ class _Gradient(Neighbours):
                 "weighted", "gradient", schema(2), weighted, {**found[0].broadcast, CLASS_WEIGHTS: np.array([1.0, 0.2, 0.0])}
             )
         )
+        projected, own = {**common, "model": hidden, "projection": {"ratio": 2.0}}, {DRAW: np.array([0.0, 1.0])}
+        found.append(Setting("projected", "gradient", schema(2), projected, {**found[1].broadcast, **own}))
         for name, loss, columns in (
             ("number", {"column": "n2", "loss": "squared"}, ()),
             ("tails", {"column": "n2", "loss": "huber"}, ()),

@@ -39,6 +39,7 @@ from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import MODELS
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec
 from veilsum_privacy.training.server_steps import OptimiserParameters
+from veilsum_privacy.training.sketches import GradientProjection
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
@@ -53,6 +54,7 @@ TABLES: dict[tuple[str, str], type[Frozen]] = {
     ("## Moments", "`moments`"): MomentAlignment,
     ("## Participation", "`participation`"): ParticipationParameters,
     ("## fedsgd", "`optimiser`"): OptimiserParameters,
+    ("## fedsgd", "`projection`"): GradientProjection,
     ("## hfedatm", "`merge`"): MergeParameters,
     **{(f"## {name}", "parameter"): method.Parameters for name, method in METHODS.items() if name != "statistics"},
 }

@@ -71,6 +71,7 @@ from veilsum_privacy.training.long_arrays import LongArrays
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
 from veilsum_privacy.training.server_steps import RARITY, OptimiserParameters, ServerSteps, SteppedModel
+from veilsum_privacy.training.sketches import GradientProjection, Read, Sketches
 
 GRADIENT = "gradient"
 """Label of the releases."""
@@ -110,6 +111,8 @@ class FedSGDParameters(FeatureRules):
             (docs/decisions/0114-members-take-the-steps.md).
         recalibrate: part of the budget for a logistic regression of the class on the trained model's log odds, by which its
             last layer is changed; of two classes. 0 for none.
+        projection: how a record's gradient is projected before it is clipped and summed, so that a step takes fewer bytes; of
+            classes. None for gradients as they are (docs/decisions/0122-projected-gradients.md).
     """
 
     model: ModelSpec | None = None
@@ -130,6 +133,7 @@ class FedSGDParameters(FeatureRules):
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     recalibrate: Real = Field(default=0.0, ge=0, lt=1, exclude_if=lambda part: not part)
     followed: bool | None = Field(default=None, exclude_if=lambda asked: not asked)  # studies signed before do not state it
+    projection: GradientProjection | None = Field(default=None, exclude_if=lambda stated: stated is None)
 
     def server_steps(self) -> ServerSteps:
         """How steps are made of sums of gradients."""
@@ -160,6 +164,7 @@ class FedSGD(Method[FedSGDParameters]):
                 "moments": parameters.moments is not None,
                 "class_weights": parameters.class_weights not in (None, "none"),
                 "centre = false": parameters.centre is False,
+                "projection": parameters.projection is not None,
             }
             refuse_for_outcomes(asked, "fedsgd")
         clip = parameters.clip or feature_clip(inputs)
@@ -209,6 +214,7 @@ class FedSGD(Method[FedSGDParameters]):
             class_weights=parameters.class_weights not in (None, "none"),
             outcome=parameters.outcome,
             steps=parameters.server_steps() if parameters.followed else None,
+            projection=parameters.projection,
             **aligned_parameters(parameters.moments),
         )
         moments, rate = parameters.moments, float(parameters.sampling_rate)
@@ -238,15 +244,17 @@ class FedSGD(Method[FedSGDParameters]):
         first = first_model(architecture, parameters.seed, before.beginning)
         stepped = SteppedModel(rule, parameters.decay, first, np.float32 if task.single else np.float64)
         model = AveragedModel(stepped, parameters, architecture.shapes())
+        sketches = Sketches(architecture.shapes(), parameters.projection)
         for step in range(1, last + 1):
-            sent = {**to_broadcast(model.shown()), **before.of_step(step)}
+            drawn = sketches.broadcast(parameters.seed, step)
+            sent = {**to_broadcast(model.shown()), **before.of_step(step), **drawn}
             release = federation.sum(GRADIENT, sent, members=before.members)
             due = checkpoint_due(parameters.checkpoint_every, step, last)
             if study.privacy.noise == "none":
                 divisor = max(1.0, float(release.values["count"][0]))
             else:
                 divisor = made.divisor(unit, len(release.cohort), study.sites)
-            exact = model.step(release, divisor, keep=due)
+            exact = model.step(sketches.sketch(drawn).expanded(_gradient_of(release)), divisor, keep=due)
             if due:
                 federation.checkpoint({**to_broadcast(exact), **before.broadcast}, {"step": step, "steps": last})
         summary: dict[str, Any] = {
@@ -257,6 +265,8 @@ class FedSGD(Method[FedSGDParameters]):
             "gradient_norm": _shown(model.gradients),
             "noise_norm": noise * math.sqrt(architecture.size) / unit,
         }
+        if parameters.projection is not None:
+            summary["projected"] = sum(map(math.prod, sketches.shapes().values()))
         if before.weights is not None:
             summary["class_weights"] = dict(zip(study.data.classes, before.weights.tolist(), strict=True))
         if before.moments is not None:
@@ -441,11 +451,11 @@ class AveragedModel:
         """The result after the last step, by name."""
         return self._mean.arrays()
 
-    def step(self, release: Release, divisor: float, *, keep: bool) -> dict[str, Floats]:
+    def step(self, read: Read, divisor: float, *, keep: bool) -> dict[str, Floats]:
         """Take one step.
 
         Args:
-            release: the sum of gradients.
+            read: gives some values of an array of the sum of gradients.
             divisor: of the sum.
             keep: whether the model is wanted as it is then, before it is rounded.
 
@@ -454,7 +464,7 @@ class AveragedModel:
         """
         number, averaged = len(self.gradients) + 1, max(1, self.averaged)
         exact, squares = LongArrays(self._shapes if keep else {}), dict.fromkeys(self._shapes, 0.0)
-        for name, part, gradient, after in self._model.step(lambda name, part: release.part(MODEL + name, part), divisor):
+        for name, part, gradient, after in self._model.step(read, divisor):
             squares[name] += float(np.sum(gradient**2))
             if number > self._steps - averaged:
                 self._mean.write(name, part, self._mean.read(name, part) + after / averaged)
@@ -475,6 +485,10 @@ def aligned_centre(moments: MomentReference, study: Study) -> Floats:
     mean = moments.moments.mean * float(use["bound"])
     centre[columns] = np.repeat(mean, len(columns) // len(mean))
     return centre
+
+
+def _gradient_of(release: Release) -> Read:
+    return lambda name, part: release.part(MODEL + name, part)
 
 
 def _shown(sizes: Sequence[float]) -> dict[str, float]:

@@ -81,6 +81,7 @@ class FollowedModel:
         p, study = task.task.parameters, task.study
         self._task, self._steps, self._parameters = task, task.task.parameters.steps, p
         self._architecture = build_architecture(p.model, task.task.dimension, len(study.data.classes))
+        self._sketches = task.task.sketches
         shapes = self._architecture.shapes()
         noise = task.block_std(math.sqrt(task.released_variance(study.sites)))[MODEL + next(iter(shapes))]
         self._unit = self._steps.unit(noise, float(task.declaration.sampling_rate))
@@ -125,7 +126,11 @@ class FollowedModel:
             raise HostileInput(f"A round of {label} comes before the release that centres the features.")
         if self.taken >= self._steps.steps:
             raise HostileInput("All steps that the study declares were taken.")
-        return broadcast_pieces({**to_broadcast(self._model.shown()), **self._beside}, self._task.single)
+        return broadcast_pieces({**to_broadcast(self._model.shown()), **self._along()}, self._task.single)
+
+    def _along(self) -> dict[str, Floats]:
+        """What the next round broadcasts beside the model."""
+        return {**self._beside, **self._sketches.broadcast(self._steps.seed, self.taken + 1)}
 
     def begin_with(self, broadcast: bytes) -> None:
         """Take the first values from the first broadcast of the model, as far as they are the seed's but for rounding.
@@ -133,11 +138,11 @@ class FollowedModel:
         Raises:
             HostileInput: they are others, or the model is on its way.
         """
-        found, own = decode_broadcast(broadcast, self._task.single), self._model.shown()
-        if self.taken or set(found) != {*to_broadcast(own), *self._beside}:
+        found, own, along = decode_broadcast(broadcast, self._task.single), self._model.shown(), self._along()
+        if self.taken or set(found) != {*to_broadcast(own), *along}:
             raise HostileInput("The broadcast is not what follows from the releases.")
-        for name, array in {**to_broadcast(own), **self._beside}.items():
-            exact, most = name in self._beside, float(np.abs(array).max(initial=0.0))
+        for name, array in {**to_broadcast(own), **along}.items():
+            exact, most = name in along, float(np.abs(array).max(initial=0.0))
             apart = float(np.abs(found[name] - array).max(initial=0.0)) if found[name].shape == array.shape else math.inf
             if apart > (0.0 if exact else ROUNDING * most):
                 raise HostileInput("The first model is not that of the study's seed.")
@@ -163,6 +168,7 @@ class FollowedModel:
                 self._beside[CLASS_WEIGHTS] = rarity_weights(blocks["count"], noise, RARITY[str(asked)])
             return
         divisor = self._steps.divisor(self._unit, cohort, study.sites)
-        for _ in self._model.step(lambda name, part: blocks[MODEL + name].reshape(-1)[part], divisor):
+        sketch = self._sketches.sketch(self._along())
+        for _ in self._model.step(sketch.expanded(lambda name, part: blocks[MODEL + name].reshape(-1)[part]), divisor):
             pass
         self.taken += 1

@@ -28,6 +28,7 @@ from veilsum_privacy.training.gradients import ModelGradient
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.server_steps import ServerSteps, stated_weights
+from veilsum_privacy.training.sketches import GradientProjection, Sketches
 
 COUNT_WEIGHT = 2.0**-7
 """Weight of the count against C: small, so that it hardly lengthens a record's vector."""
@@ -50,6 +51,8 @@ class GradientParameters(PartParameters):
         class_weights: whether a record's clipped gradient is multiplied by its class's weight, which is broadcast.
         steps: how the broadcast follows from the releases before it, where every member takes the steps itself
             (:mod:`~veilsum_privacy.tasks.followed`); None where it takes what the coordinator sends.
+        projection: how a record's gradient is projected before it is clipped, by the draw that is broadcast
+            (:mod:`~veilsum_privacy.training.sketches`); None for gradients as they are.
     """
 
     model: ModelSpec
@@ -59,6 +62,7 @@ class GradientParameters(PartParameters):
     outcome: Outcome | None = Field(default=None, exclude_if=lambda stated: stated is None)
     class_weights: bool = Field(default=False, exclude_if=lambda asked: not asked)  # studies signed before do not state it
     steps: ServerSteps | None = Field(default=None, exclude_if=lambda stated: stated is None)
+    projection: GradientProjection | None = Field(default=None, exclude_if=lambda stated: stated is None)
 
 
 class TrainedRecord(NamedTuple):
@@ -107,8 +111,8 @@ def trained_record(
 class Gradient(FactorTask[GradientParameters]):
     """Sum over the sampled records of the gradient of the cross-entropy, or an outcome's loss, each clipped to a norm of C.
 
-    Blocks: the model's arrays, ``model.<name>``, all of weight 1, and ``count`` (1,) if asked for.
-    The broadcast holds the model in arrays of these names.
+    Blocks: the model's arrays, ``model.<name>``, all of weight 1, and ``count`` (1,) if asked for; with a projection those of
+    a gradient's sketch, which is what is clipped. The broadcast holds the model in arrays of these names.
 
     The sum is over whichever records the framework's Poisson sample took; nothing is divided by their number. A record that
     does not count, by its label, a missing feature or a gradient that is not finite, adds zero. With class weights, which the
@@ -129,6 +133,8 @@ class Gradient(FactorTask[GradientParameters]):
             self._loss, self.dimension = outcome_model(parameters, outcome, parameters.model, schema)
             if parameters.class_weights:
                 raise Misuse("The task gradient weighs classes, which an outcome has not.", "Leave class_weights out.")
+            if parameters.projection is not None:
+                raise Misuse("The task gradient projects gradients by classes only.", "Leave the projection out.")
         elif len(schema.classes) < 2:
             raise Misuse("The task gradient needs a label with two classes or more.", "Add a [label] table with classes.")
         self._classes = len(schema.classes) if self._loss is None else self._loss.scores
@@ -136,6 +142,7 @@ class Gradient(FactorTask[GradientParameters]):
             check_resolved(parameters.model)
             self._architecture = build_architecture(parameters.model, self.dimension, self._classes)
         self._gradient = ModelGradient(self._architecture, outcome=self._loss)
+        self.sketches = Sketches(self._architecture.shapes(), parameters.projection)
 
     def check(self, declared: TaskDeclaration, study: Study, source: Task[Any] | None) -> None:
         super().check(declared, study, source)
@@ -166,7 +173,7 @@ class Gradient(FactorTask[GradientParameters]):
                 stated_weights(steps.class_weights, self.schema.classes, "a study")
 
     def layout(self) -> Layout:
-        blocks = [Block(MODEL + name, shape) for name, shape in self._architecture.shapes().items()]
+        blocks = [Block(MODEL + name, shape) for name, shape in self.sketches.shapes().items()]
         if self.parameters.count:
             blocks.append(Block("count", (1,), COUNT_WEIGHT * self.parameters.gradient_clip))
         return Layout(tuple(blocks))
@@ -181,7 +188,7 @@ class Gradient(FactorTask[GradientParameters]):
     def products(self) -> Products:
         p = self.parameters
         counted = (Entries(1, apart=COUNT_WEIGHT * p.gradient_clip),) if p.count else ()
-        return Products((*self._gradient.terms, *counted), p.gradient_clip, p.class_weights)
+        return Products((*self.sketches.terms(self._gradient.terms), *counted), p.gradient_clip, p.class_weights)
 
     def single_arrays(self) -> frozenset[str]:
         return frozenset(to_broadcast(self._architecture.shapes()))
@@ -189,13 +196,14 @@ class Gradient(FactorTask[GradientParameters]):
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         centre = {CENTRE: np.zeros(self.dimension)} if self.parameters.centre else {}
         weights = {CLASS_WEIGHTS: np.ones(self._classes)} if self.parameters.class_weights else {}
-        return {**to_broadcast(self._architecture.initial(0)), **centre, **weights}
+        return {**to_broadcast(self._architecture.initial(0)), **centre, **weights, **self.sketches.broadcast(0, 1)}
 
     def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         p = self.parameters
         centre = centre_of(broadcast, self.dimension) if p.centre else None
         x, target, used = trained_record(p, p.outcome, self.schema, self._classes, record, centre)
-        parts = [self._gradient.row(self._arrays(broadcast), x, target)]
+        sketch, whole = self.sketches.sketch(broadcast), self._gradient.row(self._arrays(broadcast), x, target)
+        parts = [sketch.factors(self._gradient.terms, whole)]
         if p.class_weights:
             parts.insert(0, lookup(class_weights(broadcast, self._classes), target))
         if p.count:
