@@ -157,8 +157,8 @@ def largest_left(weights: Floats, others: Floats) -> float:
     That is of w - c v, for the c at which it is largest: between two c at which a member drops out, each member's part rises
     or falls throughout. 0 where nothing is left.
     """
-    largest = 0.0
-    for own, other in zip(weights[others > 0.0], others[others > 0.0], strict=True):
+    largest, both = 0.0, np.stack([weights, others])
+    for own, other in np.unique(both[:, others > 0.0], axis=1).T.tolist():
         first, second = weights * (other / max(own, other)), others * (own / max(own, other))
         left, whole = np.abs(first - second), float(first.sum() + second.sum())
         if left.sum() > NOTHING * whole:
@@ -205,10 +205,11 @@ def cohort_faults(
             + (" If a site changed its key, confirm the new fingerprint and pin it." if set(close[0]) & set(present) else ""),
         )
         return
-    others = [item for item in earlier if item.study != key and item.members is not None and item.weights is not None]
-    for item in others if weights is not None else ():  # of one study :func:`.limits.weight_faults` says more
-        side_by_side = _side_by_side(present, weights or {}, item.members or {}, item.weights or {}, policy, own)
-        if (part := largest_left(*side_by_side)) > (1.0 + 1e-9) / policy.min_cohort:
+    for item in earlier:
+        if weights is None or item.study == key or item.members is None or item.weights is None:
+            continue  # of one study :func:`.limits.weight_faults` says more
+        part = largest_left(*_side_by_side(present, weights, item.members, item.weights, policy, own))
+        if part > (1.0 + 1e-9) / policy.min_cohort:
             yield Refusal(
                 RefusalCode.COHORT_CHANGED,
                 f"An earlier sum of the population {population} had other weights, and one member would have {part:.3g} of the"
