@@ -57,6 +57,7 @@ def export_result(
     CSV is for programs, a row a figure. The others are for papers: a table one is one table, with a column for each group.
 
     A file is named for its table (:func:`veilsum_node.file_names.file_name`) and lies in the directory, whatever that name is.
+    Of a site's own model only the owner can read them.
 
     Args:
         result: what to write.
@@ -100,7 +101,7 @@ def export_result(
             files[file_name(name, ".csv", taken=files)] = to_csv(rows).encode()
         if name in synthetic:
             files[file_name(name, ".csv", taken=files)] = records_csv(synthetic[name], rows).encode()
-    return write_files(directory, files, replace=replace)
+    return write_files(directory, files, replace=replace, confidential=result.personal)
 
 
 def _add_printed(

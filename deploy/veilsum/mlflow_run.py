@@ -68,11 +68,16 @@ def log_result(
 
     Raises:
         ConfigurationError: mlflow is not installed.
-        Misuse: the result names no study, the dossier's address is none, the experiment was deleted, or it has a run of the
-            study with another result.
+        Misuse: the result is a site's own, or names no study; the dossier's address is none; or the experiment was deleted, or
+            has a run of the study with another result.
         Unavailable: the server cannot be reached, or refuses.
     """
     result, study = load_result(directory), about.get("study")
+    if result.personal:
+        raise Misuse(
+            "This model was made of one site's records without noise; a tracking server would show it to others.",
+            "Export the released result.",
+        )
     if study is None:
         raise Misuse("The result names no study, by which its run would be found again.", "Export a study's result.")
     if dossier is not None and urlsplit(dossier).scheme not in ("http", "https"):

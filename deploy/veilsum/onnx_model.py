@@ -57,6 +57,8 @@ def write_onnx(
 ) -> Path:
     """Write a model; arguments and errors as of :func:`onnx_bytes`. The folder must be there.
 
+    Only the owner can read the file of a site's own model.
+
     Raises:
         StateError: another file is there, and ``replace`` is not set.
         Unavailable: the file cannot be written.
@@ -64,7 +66,8 @@ def write_onnx(
     data = onnx_bytes(model, about, site=site, from_features=from_features)
     if not path.parent.is_dir():
         raise Unavailable(f"{path} cannot be written: the folder {path.parent} does not exist.", "Make it, or name another.")
-    return write_files(path.parent, {path.name: data}, replace=replace)[0]
+    own = isinstance(model.recipe.head, PersonalHead)
+    return write_files(path.parent, {path.name: data}, replace=replace, confidential=own)[0]
 
 
 def exported_model(result: Result) -> Model:

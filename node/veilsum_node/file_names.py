@@ -73,7 +73,9 @@ def file_name(name: str, suffix: str = "", *, taken: Collection[str] = ()) -> st
     return found
 
 
-def write_files(directory: Path, files: Mapping[str, bytes], *, replace: bool = False) -> list[Path]:
+def write_files(
+    directory: Path, files: Mapping[str, bytes], *, replace: bool = False, confidential: bool = False
+) -> list[Path]:
     """Write files below a folder, which is made where there is none. Each appears whole or not at all.
 
     A file that is there already with the same content is left as it is. One with other content is an error before anything is
@@ -84,6 +86,7 @@ def write_files(directory: Path, files: Mapping[str, bytes], *, replace: bool = 
         directory: of the files; the caller's own choice, which may be a link.
         files: contents by name; a name may have one folder before it, ``proof/study.json``.
         replace: replace files that are there.
+        confidential: only their owner can read them; otherwise everybody.
 
     Returns:
         The files' paths, in order.
@@ -107,7 +110,7 @@ def write_files(directory: Path, files: Mapping[str, bytes], *, replace: bool = 
         )
     for name, place in places.items():
         if name not in known:
-            _write(directory, place, files[name], replace=replace)
+            _write(directory, place, files[name], replace=replace, mode=0o600 if confidential else 0o644)
     return list(places.values())
 
 
@@ -135,7 +138,7 @@ def _holds(place: Path, data: bytes) -> bool:
         raise Unavailable(f"{place} {unreadable(error)}.", "Check the directory and its permissions.") from error
 
 
-def _write(directory: Path, place: Path, data: bytes, *, replace: bool) -> None:
+def _write(directory: Path, place: Path, data: bytes, *, replace: bool, mode: int) -> None:
     temporary, kept = None, False
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -144,7 +147,7 @@ def _write(directory: Path, place: Path, data: bytes, *, replace: bool) -> None:
             _place(directory, place.relative_to(directory).as_posix())  # nobody put a link there meanwhile
         descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=".veilsum-")
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, mode)
             file.write(data)
             file.flush()
             os.fsync(descriptor)

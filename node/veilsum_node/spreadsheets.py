@@ -2,6 +2,9 @@
 
 The signs are those of OWASP's page on CSV injection. An apostrophe before the text, which spreadsheets take off again or show,
 makes it a text. A number is none: neither one that is written as a number, nor a text that is nothing but a number.
+
+A spreadsheet set up for a country whose numbers have a comma splits these files at semicolons, or asks and is told tabs. To it
+a line's quotation marks are letters, so that a cell begins within a text, behind each of these and each end of a line.
 """
 
 import csv
@@ -13,18 +16,22 @@ from typing import IO, Any
 _RUN = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
 _MARKED = re.compile(r"'+[=+\-@\t\r\n＝＋－＠]")
 _NUMBER = re.compile(r"[+-][0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_RUN_WITHIN = re.compile(r"(?<=[;\t\r\n])(?='*[=+\-@＝＋－＠])")
+_MARKED_WITHIN = re.compile(r"(?<=[;\t\r\n])'(?='*[=+\-@＝＋－＠])")
 
 
 def defused(value: Any) -> Any:
-    """A cell that no spreadsheet runs: a text that one might has an apostrophe before it. Anything but a text stays."""
-    if not isinstance(value, str) or _RUN.match(value) is None or _NUMBER.fullmatch(value):
+    """A cell that no spreadsheet runs: a text that one might has an apostrophe before it, and before each part of it that one
+    might take for a cell and run. Anything but a text stays."""
+    if not isinstance(value, str):
         return value
-    return f"'{value}"
+    within = _RUN_WITHIN.sub("'", value)
+    return within if _RUN.match(value) is None or _NUMBER.fullmatch(value) else f"'{within}"
 
 
 def restored(text: str) -> str:
     """The text that :func:`defused` was given."""
-    return text[1:] if _MARKED.match(text) else text
+    return _MARKED_WITHIN.sub("", text[1:] if _MARKED.match(text) else text)
 
 
 def write_csv(stream: IO[str], names: Sequence[str], rows: Iterable[Mapping[str, Any]], *, end: str = "\n") -> None:

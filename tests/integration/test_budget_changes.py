@@ -12,6 +12,7 @@ from veilsum_node.errors import Misuse
 from veilsum_participant.protocol.budget_changes import PROPOSAL_SECONDS, change_budget, proposals
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger import Budget, Kind
+from veilsum_privacy.ledger.export import read_export, write_jsonl
 
 
 @pytest.fixture
@@ -51,6 +52,12 @@ def test_a_budget_is_raised_by_two_people(bed: TestBed) -> None:
     for again in ("Olga", " OLGA "):
         with pytest.raises(Misuse, match="two people"):
             change(site, 3.0, again)
+    assert change(site, 3.5, "Olga K") is None
+    with pytest.raises(Misuse, match="two people"):
+        change(site, 3.5, "Olga \u00a0 K")
+    with pytest.raises(Misuse, match="can be seen"):
+        change(site, 3.5, "Olga K\u200b")
+    assert change(site, 3.0, "Olga") is None
     entry = change(site, 3.0, "Pia", "the board agrees")
     assert in_force(site).epsilon == 3.0
     (last,) = site.ledger.entries(first=before + 1)
@@ -59,6 +66,19 @@ def test_a_budget_is_raised_by_two_people(bed: TestBed) -> None:
     site.ledger.verify(authority=site.credentials.authority)
     with site.database.reading() as connection:
         assert proposals(connection, site.clock()) == []
+
+
+@pytest.mark.parametrize("given", [{"reason": "because " * 200_000}, {"operator": "O" * 1001}])
+def test_no_entry_is_longer_than_an_export_may_have_it(bed: TestBed, tmp_path: Path, given: dict[str, str]) -> None:
+    """What is in a ledger is there for good: nobody could read an export with such a line, to verify it or to vouch by it."""
+    site, before = bed.sites["a"], bed.sites["a"].ledger.head()
+    with pytest.raises(Misuse, match="at most 1000 characters"):
+        change(site, 0.5, **{"operator": "Olga", **given})
+    assert site.ledger.head() == before
+    assert change(site, 0.5, "O" * 1000, "é" * 1000) is not None
+    with (tmp_path / "a.jsonl").open("w", encoding="utf-8") as stream:
+        write_jsonl(site.ledger, stream)
+    read_export(tmp_path / "a.jsonl").verify(authority=site.credentials.authority)
 
 
 def test_another_figure_is_another_proposal(bed: TestBed) -> None:

@@ -67,6 +67,32 @@ def test_unlike_weights_of_one_cohort_do_not_single_a_site_out(bed: TestBed) -> 
         assert len(site.ledger.entries(kind=Kind.CHARGE)) == 2
 
 
+def test_unlike_weights_in_two_studies_do_not_single_a_site_out(bed: TestBed) -> None:
+    """One cohort and one model, in two studies of one analyst: the difference of their sums would be d's own update."""
+    for weights, lost in (([1.0, 1.0, 1.0, 1.0], False), ([2.0, 2.0, 2.0, 2.0], False), ([1.0, 1.0, 1.0, 0.0], True)):
+        study = public(None, bed)
+        federation = prepared(bed, study)
+        before = {name: site.ledger.head() for name, site in bed.sites.items()}
+        if lost:
+            with pytest.raises(RoundLostError):
+                federation.sum(LOCAL, weighted(study, weights))
+            after = {name: site.ledger.head() for name, site in bed.sites.items()}
+            assert after == before  # nothing was reserved
+        else:
+            federation.sum(LOCAL, weighted(study, weights))
+
+
+def test_a_weighted_sum_does_not_stand_beside_one_without_weights_of_an_earlier_study(bed: TestBed) -> None:
+    plain = compiled(bed, None, rounds=3, model={"name": "linear"})
+    arrays = weighted(plain, [])
+    prepared(bed, plain).sum(LOCAL, {name: array for name, array in arrays.items() if name != WEIGHTS})
+    study = public(None, bed)
+    with pytest.raises(RoundLostError):
+        prepared(bed, study).sum(LOCAL, weighted(study, [1.0, 1.0, 1.0, 0.0]))
+    study = public(None, bed)
+    prepared(bed, study).sum(LOCAL, weighted(study, [3.0, 3.0, 3.0, 3.0]))
+
+
 def test_where_cohorts_may_differ_weights_may(bed: TestBed) -> None:
     study = public(5.0, bed, local_steps=1)
     assert study.privacy.cohort_difference == "allowed"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilsum_participant.protocol.cohorts import _possible, difference
+from veilsum_participant.protocol.cohorts import _dump, _load, _possible, _side_by_side, difference, largest_left
 from veilsum_participant.settings.config import Policy
 
 A, B, C, D, E = (f"{number:x}" * 64 for number in range(1, 6))
@@ -38,6 +40,71 @@ def test_an_earlier_cohort_that_is_known_by_names_alone() -> None:
     names = dict.fromkeys(EARLIER, "")
     assert difference(EARLIER, names, Policy(), "a") == set()
     assert difference({"a": A, "b": B, "c": C}, names, Policy(), "a") == {"d"}
+
+
+WEIGHTS = dict.fromkeys(EARLIER, 1.0) | {"d": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("present", "trusted", "found"),
+    [
+        (EARLIER, {}, [(0.1, 1.0), (0.2, 1.0), (0.3, 1.0), (0.4, 0.5)]),
+        ({"a": A, "b": B, "c": C}, {}, [(0.1, 1.0), (0.2, 1.0), (0.3, 1.0), (0.0, 0.5)]),
+        ({"a": A, "b": B, "c": C, "e": E}, {}, [(0.1, 1.0), (0.2, 1.0), (0.3, 1.0), (0.5, 0.0), (0.0, 0.5)]),
+        ({**EARLIER, "d": E}, {}, [(0.1, 1.0), (0.2, 1.0), (0.3, 1.0), (0.4, 0.0), (0.0, 0.5)]),
+        ({**EARLIER, "d": E}, {"d": E}, [(0.1, 1.0), (0.2, 1.0), (0.3, 1.0), (0.4, 0.5)]),
+        ({"a": A, "b": B, "c": D, "d": C}, {}, [(0.1, 1.0), (0.2, 1.0), (0.3, 0.5), (0.4, 1.0)]),
+    ],
+)
+def test_whose_weight_was_what(present: dict[str, str], trusted: dict[str, str], found: list[tuple[float, float]]) -> None:
+    """Members are found again by their keys, as they are where cohorts are told apart."""
+    weights = {name: number / 10 for number, name in enumerate("abcde", 1)}
+    one, other = _side_by_side(present, weights, EARLIER, WEIGHTS, Policy(trusted=trusted), "a")
+    assert list(zip(one.tolist(), other.tolist(), strict=True)) == found
+
+
+def test_a_cohort_is_kept_with_its_weights_to_the_bit() -> None:
+    weights = {"a": 1.0, "b": 1 / 3, "c": 5e-324, "d": 0.0}
+    assert _load(_dump(EARLIER, weights)) == (EARLIER, weights)
+    assert _load(_dump(EARLIER)) == (EARLIER, None)
+
+
+@pytest.mark.parametrize(
+    ("weights", "others", "left"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], 0.0),
+        ([0.5, 0.5, 0.5, 0.25], [1.0, 1.0, 1.0, 0.5], 0.0),  # the same equation twice
+        ([1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0], 1.0),  # the last one's vector alone
+        ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0 - 2.0**-40], 1.0),  # however little its weight differs
+        ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0 - 2.0**-53], 0.0),  # but for what rounding takes
+        ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], 1 / 3),
+        ([1.0, 1.0, 1.0, 1e-9, 1e-9, 1e-9], [1.0, 1.0, 0.9, 0.0, 0.0, 0.0], 0.1 / (0.1 + 3e-9)),  # others hide nobody
+        ([1.0, 1.0, 1.0, 5e-324], [5e-324, 5e-324, 5e-324, 1.0], 1.0),  # ratios beyond all numbers
+    ],
+)
+def test_what_two_sums_leave_of_one_member(weights: list[float], others: list[float], left: float) -> None:
+    with np.errstate(all="raise", under="ignore"):
+        assert largest_left(np.array(weights), np.array(others)) == pytest.approx(left, rel=1e-9)
+
+
+GRID = st.integers(0, 8)
+
+
+@given(st.lists(st.tuples(GRID, GRID), min_size=2, max_size=6), st.lists(st.fractions(0, 20), max_size=30))
+def test_no_multiple_leaves_more_of_one_member(pairs: list[tuple[int, int]], tried: list[Fraction]) -> None:
+    """Against exact fractions: at every factor that is tried, and reached at one at which a member drops out."""
+    ratios = [Fraction(one, other) for one, other in pairs if other]
+
+    def left(factor: Fraction) -> Fraction:
+        parts = [abs(one - factor * other) for one, other in pairs]
+        return max(parts) / sum(parts) if any(parts) else Fraction(0)
+
+    found = largest_left(*(np.array(values, dtype=np.float64) / 8.0 for values in zip(*pairs, strict=True)))
+    assert found == pytest.approx(float(max(map(left, ratios), default=Fraction(0))))
+    alone = max((Fraction(one, max(1, sum(each for each, _ in pairs))) for one, _ in pairs), default=Fraction(0))
+    beside = max((Fraction(other, max(1, sum(each for _, each in pairs))) for _, other in pairs), default=Fraction(0))
+    for factor in tried if ratios else ():  # what each of both sums shows of one member, weights themselves are held to
+        assert float(left(factor)) <= max(found, float(alone), float(beside)) + 1e-12
 
 
 SITES = "abcdef"

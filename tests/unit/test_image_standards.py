@@ -27,11 +27,18 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, convert_color_space
 from pydicom.sequence import Sequence
-from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    RLELossless,
+    SecondaryCaptureImageStorage,
+    generate_uid,
+)
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.data import images
+from veilsum_participant.data import dicom, images
 from veilsum_participant.data.images import read_image
 from veilsum_participant.data.slices import NoPixels
 from veilsum_participant.settings.config import load_participant_config
@@ -406,6 +413,18 @@ def test_what_has_no_one_meaning_is_refused(tmp_path: Path) -> None:
     assert_read(write(tmp_path / "a", GREY, ModalityLUTSequence=Sequence()), GREY.astype(float))
 
 
+def test_a_deflated_object_is_not_inflated_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of some kilobytes would take all memory, and with it the site's other records."""
+    write(tmp_path / "small", GREY, syntax=DeflatedExplicitVRLittleEndian)
+    write(tmp_path / "large", np.zeros((1, 2000, 1000), np.uint8), syntax=DeflatedExplicitVRLittleEndian)
+    assert (tmp_path / "large").stat().st_size < 10_000
+    assert_read(tmp_path / "small", GREY.astype(float))
+    assert pixels_of(tmp_path, "large", (1, 4, 5)).tolist() == np.zeros((1, 4, 5)).tolist()
+    monkeypatch.setattr(dicom, "INFLATED", 2_000_000)  # the elements around the pixels are beyond it
+    monkeypatch.setattr(pydicom, "dcmread", lambda *_: pytest.fail("it was inflated whole"))
+    assert read_image(tmp_path, "large", (1, 4, 5)) is NoPixels.SIZE
+
+
 # --- NIfTI ---
 
 
@@ -580,3 +599,16 @@ def test_a_sites_check_tells_how_many_images_give_no_pixels_and_why(tmp_path: Pa
     said = [found.detail for found in SiteCheck(config, lambda: 0, schemas={"scans": schema}).run()]
     assert f"3 of 4 records have no pixels: {NoPixels.SCALE} (2), {NoPixels.ABSENT} (1)" in said
     assert not [line for line in said if "pixel7" in line], "a line for each pixel would hide the others"
+
+
+@pytest.mark.parametrize(("kind", "side"), [(2, 9_500), (0, 16_500)])
+def test_pictures_are_refused_by_their_size_before_they_are_decoded(tmp_path: Path, kind: int, side: int) -> None:
+    """Three colours count three times, as in every other format; Pillow's own bound is of pixels."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, kind, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(data)
+    assert read_image(tmp_path, "a.png", (1, 2, 2)) is NoPixels.SIZE

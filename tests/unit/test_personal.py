@@ -17,10 +17,13 @@ from sklearn.linear_model import LogisticRegression
 from support.commands import veilsum
 from support.federation import schema_of
 from veilsum.api.models import Classifier
+from veilsum.exports import export_result
+from veilsum.mlflow_run import log_result
 from veilsum_coordinator.parts.alignment import application, outcome_application
 from veilsum_coordinator.results.released_models import result_model
 from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.applying import personal
+from veilsum_participant.applying.heads import PersonalHead
 from veilsum_participant.applying.model import Model, load_model
 from veilsum_participant.applying.personal import FEWEST, FOLDS, PARTS, fold_of, personalise
 from veilsum_privacy.results.result import Result, load_result, save_result
@@ -119,7 +122,9 @@ def test_few_records_leave_the_released_model_as_it_is(n: int) -> None:
         return
     found = personalise(model, drawn(n, TRUE))
     assert (found.model, found.weights) == (model, {})
-    assert found.result(released(GOOD)).application == released(GOOD).application
+    stored = Model.from_result(found.result(released(GOOD)))  # which is the site's own: it tells of the site's records
+    assert isinstance(stored.recipe.head, PersonalHead)
+    np.testing.assert_array_equal(stored.scores(drawn(50, TRUE)), model.scores(drawn(50, TRUE)))
 
 
 def test_records_of_one_class_teach_nothing() -> None:
@@ -258,6 +263,15 @@ def test_a_personal_model_is_stored_applied_and_never_released(
         assert words in problem
     with pytest.raises(Misuse, match="without noise"):
         result_model(load_result(folder))
+    with pytest.raises(Misuse, match="without noise"):
+        log_result(folder, {"study": "00" * 32}, "http://127.0.0.1:9", "nobody")  # before anything is sent, or mlflow loaded
+    written = {
+        name: export_result(load_result(tmp_path / name), tmp_path / "out" / name, ["html"]) for name in ("result", "personal")
+    }
+    assert {name: stat.S_IMODE(path.stat().st_mode) for name, (path,) in written.items()} == {
+        "result": 0o644,
+        "personal": 0o600,
+    }
     (tmp_path / "bare.csv").write_text("x0,x1,x2\n1,0,0\n")
     status, _, problem = veilsum(capsys, "participant", "personalise", "result", "--data", "bare.csv", "--out", "new")
     assert status != 0

@@ -79,11 +79,14 @@ class Personal:
     figures: Mapping[str, Mapping[str, float]]
 
     def result(self, released: Result) -> Result:
-        """The released result with this model in its place, to be stored."""
-        head = self.model.recipe.head
+        """The released result with this model in its place, to be stored.
+
+        It is a personal one also where the released model is left as it is: what it tells beside is the site's own records'.
+        """
+        model, head = self.model, self.model.recipe.head
         if not isinstance(head, PersonalHead):
-            return replace(released, summary={**released.summary, "personal": self.to_json()})
-        own = {name: self.model.arrays[name] for name in (head.weights, head.bias)}
+            model, head = _with(model, 1.0, np.zeros((model.recipe.scores, model.width)), np.zeros(model.recipe.scores))
+        own = {name: model.arrays[name] for name in (head.weights, head.bias)}
         told = {**released.application, "head": head.model_dump(mode="json"), "scores": _SCORES}
         summary = {**released.summary, "personal": self.to_json()}
         return Result(released.method, summary, {**released.arrays, **own}, told)
@@ -365,7 +368,12 @@ def _stacked(data: _Standard, parts: Sequence[Floats]) -> Floats:
 
 def _moved(model: Model, data: _Standard, fit: _Fit) -> Model:
     matrix = fit.matrix / data.scale
-    arrays = {f"{PERSONAL}weights": matrix, f"{PERSONAL}bias": fit.offset - matrix @ data.centre}
+    return _with(model, fit.scale, matrix, fit.offset - matrix @ data.centre)[0]
+
+
+def _with(model: Model, scale: float, matrix: Floats, offset: Floats) -> tuple[Model, PersonalHead]:
+    """The model with a part of the site's own, and its head."""
+    arrays = {f"{PERSONAL}weights": matrix, f"{PERSONAL}bias": offset}
     weights, bias = arrays
-    head = PersonalHead(kind="personal", released=_released(model), scale=fit.scale, weights=weights, bias=bias)
-    return replace(model, recipe=replace(model.recipe, head=head), arrays={**model.arrays, **arrays})
+    head = PersonalHead(kind="personal", released=_released(model), scale=scale, weights=weights, bias=bias)
+    return replace(model, recipe=replace(model.recipe, head=head), arrays={**model.arrays, **arrays}), head

@@ -47,7 +47,8 @@ def personalise_result(result: Path, data: Source, own: Own, *, schema: Path | N
         out.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise StateError(f"{out} {unwritable(error)}.", "Check the path and its permissions.") from error
-    save_result(out, found.result(released), study=json.loads((result / MANIFEST).read_bytes()).get("study"))
+    about = json.loads((result / MANIFEST).read_bytes()).get("study")
+    save_result(out, found.result(released), study=about if isinstance(about, Mapping) else None)
     if as_json:
         told = {"weights": dict(found.weights), "figures": {name: dict(each) for name, each in found.figures.items()}}
         print_json({"written": str(out), "records": found.records, "left_out": found.left_out, **told})

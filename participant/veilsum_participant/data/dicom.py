@@ -6,6 +6,7 @@ Sections are those of DICOM PS3.3.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -13,10 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_participant.data.slices import NoPixels, NotAnImage, Slices, check_size
+from veilsum_participant.data.slices import LARGEST, NoPixels, NotAnImage, Slices, check_size
 
 _MEASURED = {"HU", "HU_MOD", "MGML", "Z_EFF", "ED", "EDW", "PCT"}
 """Rescale types (C.11.1.1.2) whose values measure: how they are displayed changes none. Film's density is not among them."""
+
+
+INFLATED = 8 * LARGEST
+"""Bytes of a deflated object that are read: as many as the largest image takes once it is decoded."""
+
+_READ = 1 << 20
 
 
 def open_dicom(file: IO[bytes]) -> Slices:
@@ -30,6 +37,7 @@ def open_dicom(file: IO[bytes]) -> Slices:
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.pixels.utils import as_pixel_options
 
+    _check_inflated(file)
     dataset = pydicom.dcmread(file)
     if not any(name in dataset for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise NotAnImage(NoPixels.EMPTY)
@@ -52,6 +60,23 @@ def open_dicom(file: IO[bytes]) -> Slices:
         return _values(dataset, stored[index] if packed else stored, index, str(told["photometric_interpretation"]))
 
     return Slices(len(order), read)
+
+
+def _check_inflated(file: IO[bytes]) -> None:
+    """Refuse a deflated object (PS3.5, A.5) of too many bytes: pydicom inflates it at once, to 1,000 times what is stored."""
+    from pydicom.filereader import _read_file_meta_info, read_preamble  # as dcmread does
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    read_preamble(file, force=False)  # type: ignore[arg-type]
+    if _read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:  # type: ignore[arg-type]
+        stream, found = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        while not stream.eof and (data := file.read(_READ)):
+            while data and not stream.eof:
+                found += len(stream.decompress(data, _READ))
+                data = stream.unconsumed_tail
+                if found > INFLATED:
+                    raise NotAnImage(NoPixels.SIZE)
+    file.seek(0)
 
 
 def _check_told(dataset: Any, frames: int) -> None:

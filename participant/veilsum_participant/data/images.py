@@ -37,6 +37,9 @@ _NIFTI = (
 )  # fmt: skip
 """Where which magic stands in a header, and nibabel's class."""
 
+_GREY = ("1", "L", "LA")
+"""Pillow's modes of one colour in 8 bits or fewer."""
+
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 
 
@@ -234,6 +237,7 @@ def _open_picture(file: IO[bytes], head: bytes) -> Slices:
         opened = Image.open(file, formats=("PNG", "JPEG"))
     except Image.DecompressionBombError as error:
         raise NotAnImage(NoPixels.SIZE) from error
+    check_size(*opened.size, 1 if opened.mode in _GREY or opened.mode.startswith("I") else 3)
     if opened.format == "PNG" and getattr(opened, "is_animated", False):
         raise NotAnImage(NoPixels.FRAMES)
     image = ImageOps.exif_transpose(opened)
@@ -243,5 +247,5 @@ def _open_picture(file: IO[bytes], head: bytes) -> Slices:
     if image.has_transparency_data and (wide or image.convert("RGBA").getchannel("A").getextrema() != (255, 255)):
         raise NotAnImage(NoPixels.COLOURS)
     if not wide:
-        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+        image = image.convert("L" if image.mode in _GREY else "RGB")
     return Slices(1, lambda _: np.asarray(image, dtype=np.float64))

@@ -14,9 +14,13 @@ from veilsum_node.errors import Misuse
 from veilsum_participant.settings.config import Policy
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger import Budget, Ledger
+from veilsum_privacy.ledger.statements import LONGEST_TEXT
 
 PROPOSAL_SECONDS = 7 * 86400
 """How long the word of the first of two people counts."""
+
+MOST_WORDS = LONGEST_TEXT // 2
+"""Characters of one person's reason, or name: two people's are one text of the ledger's entry."""
 
 PROPOSALS = Table(
     "participant_budget_proposal",
@@ -92,7 +96,11 @@ def change_budget(
         Misuse: the same person proposed it, or a figure is out of range.
     """
     budget, earlier = Budget(epsilon, delta, adaptive), ledger.budget(population, connection)
-    operator, reason = operator.strip(), reason.strip()
+    operator, reason = " ".join(operator.split()), reason.strip()
+    if not operator.isprintable():  # one that nobody sees would make a second person of the first
+        raise Misuse("A budget's operator is a name of signs that can be seen.", "Give the name of the person.")
+    if max(map(len, (operator, reason))) > MOST_WORDS:  # an entry is there for good, and an export has no line without end
+        raise Misuse(f"A budget's reason and operator are texts of at most {MOST_WORDS} characters.", "Say it in fewer words.")
     if not policy.four_eyes_budget or (earlier is not None and _is_lower(budget, earlier)):
         _withdraw(connection, population)
         return ledger.set_budget(connection, population, epsilon, delta, reason=reason, operator=operator, adaptive=adaptive)

@@ -8,6 +8,11 @@ charges, and a later one must be the same or differ in at least ``policy.min_coh
 Members are the same if their keys are; a name whose key has changed counts as another member, unless it is this site's own or
 the new key is pinned. Sums of more than two cohorts may be combined so that fewer members are left than any two differ in:
 that is not looked for.
+
+Sums of one vector a site, as training gives it, may weigh their members. Two of one cohort at unlike weights are two equations
+of the same vectors, also where they are of two studies: w of the one less c times v of the other leaves the vectors of some
+members. So weights are remembered as well, and no such difference may leave one member more than 1 / ``min_cohort`` of it. At
+equal weights that is the rule for members.
 """
 
 from __future__ import annotations
@@ -17,9 +22,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
+import numpy as np
 from sqlalchemy import Connection, bindparam, inspect, or_, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.settings.config import ParticipantConfig, Policy
 from veilsum_participant.store.populations import COHORTS
@@ -28,6 +35,12 @@ from veilsum_privacy.study.study import Study
 
 Cohort = Mapping[str, str]
 """Members' key fingerprints by name; an empty one where only the name is known."""
+
+Weights = Mapping[str, float]
+"""What a sum of one vector a site multiplies each member's by, by name; the largest is 1."""
+
+NOTHING = 2.0**-46
+"""A share of all weights that counts as none: of vectors of up to 2^40 grid units it is less than what rounding takes."""
 
 MOST_COMPARISONS = 20_000
 """How many pairs of cohorts are compared in search of one that an invited study could have; beyond them, rounds decide."""
@@ -43,10 +56,12 @@ class RememberedCohort:
     Attributes:
         study: digest of the study.
         members: None after a restored backup whose receipts do not show them.
+        weights: of a sum of one vector a site; None of others, and where they are not known.
     """
 
     study: bytes
     members: Cohort | None
+    weights: Weights | None = None
 
 
 def is_held(study: Study) -> bool:
@@ -55,7 +70,13 @@ def is_held(study: Study) -> bool:
 
 
 def remember(
-    connection: Connection, key: bytes, dataset: str, population: str, context: bytes, members: Cohort | None
+    connection: Connection,
+    key: bytes,
+    dataset: str,
+    population: str,
+    context: bytes,
+    members: Cohort | None,
+    weights: Weights | None = None,
 ) -> None:
     """Remember the cohort of a sum that is charged; belongs into the same transaction. Nothing if its study is known to have
     had that cohort.
@@ -64,8 +85,9 @@ def remember(
         key: the study's digest.
         context: of the attempt.
         members: None if they are not known.
+        weights: as of :class:`RememberedCohort`.
     """
-    text = None if members is None else _dump(members)
+    text = None if members is None else _dump(members, weights)
     same = select(COHORTS.c.context).where(COHORTS.c.study == key, COHORTS.c.members == text)
     if text is None or connection.execute(same.limit(1)).first() is None:
         values = {"context": context, "study": key, "dataset": dataset, "population": population, "members": text}
@@ -90,7 +112,7 @@ def remembered(connection: Connection, config: ParticipantConfig, population: st
         return []
     datasets = [name for name in config.datasets if config.population(name) == population]
     rows = connection.execute(_OF_POPULATION, {"population": population, "datasets": datasets})
-    return [RememberedCohort(bytes(row.study), None if row.members is None else json.loads(row.members)) for row in rows]
+    return [RememberedCohort(bytes(row.study), *((None,) if row.members is None else _load(row.members))) for row in rows]
 
 
 _OF_POPULATION = select(COHORTS.c.study, COHORTS.c.members).where(
@@ -116,8 +138,42 @@ def _same(name: str, one: Cohort, other: Cohort, policy: Policy, own: str) -> bo
     return name == own or not other[name] or policy.trusted.get(name) == one[name]
 
 
+def _side_by_side(
+    one: Cohort, weights: Weights, other: Cohort, others: Weights, policy: Policy, own: str
+) -> tuple[Floats, Floats]:
+    """The weights of every member of either cohort in both sums, 0 where it is in one only; ``one`` is the present cohort."""
+    names, pairs, left = {key: name for name, key in other.items()}, list[tuple[float, float]](), dict(others)
+    for name, key in one.items():
+        former = names.get(key, name if name in other and _same(name, one, other, policy, own) else None)
+        pairs.append((weights[name], left.pop(former, 0.0) if former is not None else 0.0))
+    pairs += [(0.0, weight) for weight in left.values()]
+    found = np.array(pairs, dtype=np.float64)
+    return found[:, 0], found[:, 1]
+
+
+def largest_left(weights: Floats, others: Floats) -> float:
+    """The largest part that one member has of a difference of two sums in which these are everyone's weights (n,), at most 1.
+
+    That is of w - c v, for the c at which it is largest: between two c at which a member drops out, each member's part rises
+    or falls throughout. 0 where nothing is left.
+    """
+    largest, both = 0.0, np.stack([weights, others])
+    for own, other in np.unique(both[:, others > 0.0], axis=1).T.tolist():
+        first, second = weights * (other / max(own, other)), others * (own / max(own, other))
+        left, whole = np.abs(first - second), float(first.sum() + second.sum())
+        if left.sum() > NOTHING * whole:
+            largest = max(largest, float(left.max() / left.sum()))
+    return largest
+
+
 def cohort_faults(
-    connection: Connection, key: bytes, study: Study, config: ParticipantConfig, members: Sequence[Member], own: str
+    connection: Connection,
+    key: bytes,
+    study: Study,
+    config: ParticipantConfig,
+    members: Sequence[Member],
+    own: str,
+    weights: Weights | None = None,
 ) -> Iterator[Refusal]:
     """Whether a sum would stand beside an earlier one that it must not be subtracted from.
 
@@ -125,6 +181,7 @@ def cohort_faults(
         key: the study's digest.
         members: of the cohort.
         own: this site's certified name.
+        weights: of a sum of one vector a site; None of others, and before they are known.
     """
     if not is_held(study):
         return
@@ -147,6 +204,19 @@ def cohort_faults(
             'Ask for the same cohort, or for a study with noise and cohort_difference = "allowed".'
             + (" If a site changed its key, confirm the new fingerprint and pin it." if set(close[0]) & set(present) else ""),
         )
+        return
+    for item in earlier:
+        if weights is None or item.study == key or item.members is None or item.weights is None:
+            continue  # of one study :func:`.limits.weight_faults` says more
+        part = largest_left(*_side_by_side(present, weights, item.members, item.weights, policy, own))
+        if part > (1.0 + 1e-9) / policy.min_cohort:
+            yield Refusal(
+                RefusalCode.COHORT_CHANGED,
+                f"An earlier sum of the population {population} had other weights, and one member would have {part:.3g} of the"
+                f" difference of the two, above 1 / min_cohort = 1/{policy.min_cohort}.",
+                'Ask for the same weights, or for a study with noise and cohort_difference = "allowed".',
+            )
+            return
 
 
 def joining_faults(connection: Connection, study: Study, config: ParticipantConfig, own: str) -> Iterator[Refusal]:
@@ -188,5 +258,15 @@ def _forgotten(population: str) -> Refusal:
     return Refusal(RefusalCode.COHORT_CHANGED, message, FORGOTTEN)
 
 
-def _dump(members: Cohort) -> str:
-    return json.dumps(dict(sorted(members.items())))
+def _dump(members: Cohort, weights: Weights | None = None) -> str:
+    """A cohort as it is kept: keys by name, each with the member's weight where it is known."""
+    if weights is None:
+        return json.dumps(dict(sorted(members.items())))
+    return json.dumps({name: [key, weights[name].hex()] for name, key in sorted(members.items())})
+
+
+def _load(text: str) -> tuple[Cohort, Weights | None]:
+    kept = json.loads(text)
+    if all(isinstance(item, str) for item in kept.values()):
+        return kept, None
+    return {name: key for name, (key, _) in kept.items()}, {name: float.fromhex(weight) for name, (_, weight) in kept.items()}

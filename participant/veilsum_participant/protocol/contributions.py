@@ -19,7 +19,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant.datasets import Reading
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
-from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
+from veilsum_participant.protocol.limits import FACTORS, count_faults, kept_weights, sum_weights, weight_faults
 from veilsum_participant.protocol.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.protocol.payloads import Assigned, Computed, Payload, resume_payload, seal_payload
 from veilsum_participant.protocol.policy import mask_faults, member_faults, noise_faults, refuse
@@ -169,13 +169,15 @@ class Contributions:
         check_certificates(members, site)
         policy = site.config.policy
         refuse([*member_faults(members, study, policy, site.name), *mask_faults(graph, members, study, policy, site.name)])
-        refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name))
         try:
-            plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(names))
+            task = opened.agreed.task(assignment.label)
+            plan = task.plan(len(roster.members), len(names))
         except HostileInput as error:
             raise Refusal(RefusalCode.TASK, error.message) from error
         except Misuse as error:
             raise Refusal(RefusalCode.NOISE, error.message) from error
+        weights = sum_weights(task, names, None)  # of a weighted sum they are not known before its broadcast is read
+        refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name, weights))
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
         context = context_digest(plan, roster, assignment)
@@ -221,6 +223,11 @@ class Contributions:
             elsewhere=elsewhere,
         )
         refuse(weight_faults(task, arrays, place, site.config.policy))
+        if (factors := kept_weights(task, arrays, place).get(FACTORS)) is not None:
+            names = checked.assignment.names
+            weights, members = sum_weights(task, names, factors), [checked.roster.member(name) for name in names]
+            with site.database.reading() as connection:
+                refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name, weights))
         refuse(site.structure_faults(study.dataset, study.data))
         graph = self._try(task, arrays, place)
         if not asks and graph is not None and opaque_names(graph):

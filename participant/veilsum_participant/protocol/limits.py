@@ -6,7 +6,7 @@ without end. Each check yields a :class:`Refusal` for what is exceeded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from sqlalchemy import Connection
@@ -14,13 +14,15 @@ from sqlalchemy import Connection
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.protocol.budgets import releases_used
+from veilsum_participant.protocol.cohorts import Weights
 from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.settings.config import Policy
 from veilsum_participant.store.attempts import PAID, AttemptState, tally
+from veilsum_participant.store.kept import attempt_state
 from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.computation.weights import cohort_factors, largest_share
-from veilsum_privacy.securesum.context import Assignment
+from veilsum_privacy.securesum.context import Assignment, decode_broadcast
 
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""
@@ -82,7 +84,7 @@ def weight_faults(
         )
     if study.privacy.cohort_difference != "strict":
         return
-    vectors = [own for own in agreed.agreed.tasks if own.terms.kind in ("factors", "training")]
+    vectors = [own for own in agreed.agreed.tasks if own.terms.kind in VECTORS]
     if len(vectors) > 1:
         yield Refusal(RefusalCode.COHORT_CHANGED, "A weighted sum stands alone in a study that allows one cohort only.")
     before = place.state.get(FACTORS)
@@ -90,6 +92,28 @@ def weight_faults(
         yield Refusal(
             RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and its members had other weights before."
         )
+
+
+VECTORS = ("factors", "training")
+"""Kinds of tasks that give one vector of all of a site's records, which another sum may be of as well."""
+
+
+def sum_weights(agreed: DeclaredTask, names: Sequence[str], factors: Floats | None) -> Weights | None:
+    """What a task's sum multiplies each member's vector by; None of sums over records, and where factors are not known.
+
+    Args:
+        names: of the members.
+        factors: (n,) of a weighted task's sum.
+    """
+    if agreed.terms.kind not in VECTORS or (agreed.terms.weighted and factors is None):
+        return None
+    return dict(zip(names, map(float, factors), strict=True)) if factors is not None else dict.fromkeys(names, 1.0)
+
+
+def paid_weights(connection: Connection, agreed: DeclaredTask, attempt: int, names: Sequence[str]) -> Weights | None:
+    """:func:`sum_weights` of an attempt, by what this site kept of it; of a study that is not strict it keeps none."""
+    kept = attempt_state(connection, agreed.agreed.digest, attempt) if agreed.terms.weighted else None
+    return sum_weights(agreed, names, decode_broadcast(kept or b"").get(FACTORS))
 
 
 def kept_weights(agreed: DeclaredTask, broadcast: Mapping[str, Floats], place: SitePlace) -> Mapping[str, Floats]:

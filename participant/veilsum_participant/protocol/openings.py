@@ -19,8 +19,9 @@ from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.budgets import record_refused_release
-from veilsum_participant.protocol.cohorts import by_key, cohort_faults, is_held, remember
+from veilsum_participant.protocol.cohorts import Weights, by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
+from veilsum_participant.protocol.limits import paid_weights
 from veilsum_participant.protocol.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.protocol.payloads import sharing_masks, unpack_words
 from veilsum_participant.protocol.policy import mask_faults, member_faults, noise_faults, refuse, term_faults
@@ -238,7 +239,8 @@ class Openings:
         if kept is None:
             raise Refusal(RefusalCode.ROUND, "A consent is asked for before this site was asked to check the sum.")
         assignment = parse_assignment(row.assignment)
-        self._check_policy(connection, opened, roster, assignment)
+        weights = paid_weights(connection, opened.agreed.task(assignment.label), row.attempt, assignment.names)
+        self._check_policy(connection, opened, roster, assignment, weights)
         _check_unpaid(connection, key, row.round)
         statement = self._agree(opened, roster, row, kept, answers)
         shown = _load(promised(row.shown))
@@ -255,7 +257,7 @@ class Openings:
         change_attempt(connection, key, row.attempt, agreed=agreed)
         if is_held(opened.study):
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
-            remember(connection, key, dataset, site.config.population(dataset), row.context, members)
+            remember(connection, key, dataset, site.config.population(dataset), row.context, members, weights)
         return agreed
 
     def _agree(
@@ -288,7 +290,9 @@ class Openings:
         fields = about("released", digest=key, round=row.round, attempt=attempt, label=row.label or None)
         LOG.info("round %d of study %s released", row.round, key.hex()[:12], extra=fields)
 
-    def _check_policy(self, connection: Connection, opened: OpenStudy, roster: Roster, assignment: Assignment) -> None:
+    def _check_policy(
+        self, connection: Connection, opened: OpenStudy, roster: Roster, assignment: Assignment, weights: Weights | None
+    ) -> None:
         site, study, policy = self._site, opened.study, self._site.config.policy
         delta = site.budget_delta(study.dataset, connection)
         members = [roster.member(name) for name in assignment.names]
@@ -300,7 +304,7 @@ class Openings:
                 *member_faults(members, study, policy, site.name),
                 *mask_faults(mask_graph(roster, study.privacy), members, study, policy, site.name),
                 *noise_faults(noise, members, policy, site.name),
-                *cohort_faults(connection, opened.digest, study, site.config, members, site.name),
+                *cohort_faults(connection, opened.digest, study, site.config, members, site.name, weights),
             ]
         )
 

@@ -94,6 +94,13 @@ def paid_state(connection: Connection, study: bytes, label: str) -> bytes | None
     return None if paid is None else bytes(paid.arrays)
 
 
+def attempt_state(connection: Connection, study: bytes, attempt: int) -> bytes | None:
+    """What an attempt trained; None if nothing is kept of it."""
+    query = select(STATES.c.arrays).where(STATES.c.study == study, STATES.c.attempt == attempt)
+    found = connection.execute(query).scalar()
+    return None if found is None else bytes(found)
+
+
 def drop_states(connection: Connection, study: bytes) -> None:
     """Forget all that was trained in a study."""
     connection.execute(_DROP_STATES, {"study": study})

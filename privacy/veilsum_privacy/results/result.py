@@ -52,6 +52,12 @@ class Result:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     application: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def personal(self) -> bool:
+        """Whether it is a site's own, made of its records without noise: as confidential as they are."""
+        head = self.application.get("head") if isinstance(self.application, Mapping) else None
+        return isinstance(head, Mapping) and head.get("kind") == "personal"
+
 
 def save_result(
     directory: Path, result: Result, *, study: Mapping[str, Any] | None = None, releases: Sequence[ReleaseEntry] = ()

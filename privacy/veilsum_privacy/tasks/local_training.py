@@ -190,7 +190,9 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         return (SEEDS, USE) if generation is not None and generation.prototypes else (SEEDS,)
 
     def steers_sites(self) -> bool:
-        # seeds are of orders of records, by which no site is told apart; which samples a site generates acts on its training
+        # An honest coordinator's seeds are of orders of records, by which no site is told apart. A malicious one's are,
+        # without noise, a case of a broadcast that it chooses (docs/threat-model.md).
+        # Samples that a site generates act on its training.
         generation = self.parameters.generation
         own = self.parameters.alignment
         return (generation is not None and generation.prototypes > 0) or (own is not None and own.kind == "broadcast")
