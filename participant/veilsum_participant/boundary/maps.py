@@ -9,6 +9,7 @@ request            answer                   what crosses
 :class:`Prepare`   :class:`WorkerDone`      out: a study, which of its tasks, what was broadcast, the kept state
 :class:`Point`     :class:`WorkerDone`      out: at which values training wants its maps
 :class:`EncodeBy`  :class:`WorkerDone`      out: which program, and from which of the site's own files
+:class:`Weigh`     :class:`WorkerDone`      out: a study, which of its tasks, and the site's file of its model's frozen weights
 :class:`Apply`     :class:`Made`            out: values of some records, in sealed memory; in: what a map makes of them
 :class:`Train`     :class:`Learned`         of a study without noise alone. out: features and classes of all records; in:
                                             what was trained on them
@@ -83,6 +84,16 @@ class EncodeBy(Inquiry[WorkerDone]):
 
 
 @dataclass(frozen=True)
+class Weigh(Inquiry[WorkerDone]):
+    """Take the frozen weights of a task's model from a file, and hold them to the model's shapes."""
+
+    code, answer, most, most_answered, seconds = 6, WorkerDone, MOST, SMALL, FIRST
+    path: str = text(1, 4096)
+    study: bytes = octets(2, 2 * 1024 * 1024)
+    label: str = text(3, 256)
+
+
+@dataclass(frozen=True)
 class Apply(Inquiry[Made]):
     """Compute a map of records' values (rows, m) float64, by its name; of what was prepared last, or of the program."""
 
@@ -103,5 +114,5 @@ class Train(Inquiry[Learned]):
     memory: Sealed | None = memory(MOST_MEMORY)
 
 
-REQUESTS: tuple[type[Inquiry[Message]], ...] = (Prepare, Point, EncodeBy, Apply, Train)
+REQUESTS: tuple[type[Inquiry[Message]], ...] = (Prepare, Point, EncodeBy, Apply, Train, Weigh)
 """Every request that a process of maps answers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow
 
@@ -15,12 +15,15 @@ from veilsum_participant.data.sources import check_structure
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.datasets import DAY, Batches, Datasets, Snapshot
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
+from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
 
 if TYPE_CHECKING:
+    from veilsum_privacy.computation.declared import DeclaredTask
+    from veilsum_privacy.tasks.agreed import AgreedTask
     from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
@@ -54,6 +57,11 @@ class LocalDatasets(Datasets):
         from veilsum_participant.data.encoders import find_encoder  # what only reads does without
 
         return find_encoder(encoders, declared)
+
+    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask) -> None:
+        from veilsum_participant.data import encoders as files  # as above
+
+        files.hold_weights(find_path(encoders, task.terms.weights, WEIGHTS), cast("AgreedTask", task))
 
     def unmatched(self, name: str, offered: DatasetConfig) -> float:
         if offered.schema_file is None:

@@ -205,6 +205,7 @@ class Contributions:
         if missing := [label for label in sources if label not in kept_of]:
             raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")
         participants, encode = study.participants, site.encoder(study)
+        site.hold_weights(task)
         elsewhere = site.datasets.elsewhere(study.dataset, site.config.device, self._seconds(opened, checked))
         place = SitePlace(
             participants.index(site.name),

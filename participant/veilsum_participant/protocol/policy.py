@@ -235,7 +235,7 @@ def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
 def _encoder_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
     if isinstance(study.encoder, Program):
         try:
-            find_path(config.encoders, study.encoder)
+            find_path(config.encoders, study.encoder.sha256)
         except ConfigurationError as error:
             yield Refusal(RefusalCode.TASK, error.message, error.advice)
 

@@ -12,9 +12,9 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import SealedMemory
-from veilsum_participant.boundary.maps import Apply, EncodeBy, Learned, Made, Point, Prepare, Train
+from veilsum_participant.boundary.maps import Apply, EncodeBy, Learned, Made, Point, Prepare, Train, Weigh
 from veilsum_participant.boundary.reader import WorkerDone
-from veilsum_participant.data.encoders import load_encoder
+from veilsum_participant.data.encoders import hold_weights, load_encoder
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
@@ -57,6 +57,9 @@ class MapComputer:
             case EncodeBy(where, path, declared):
                 device.choose(where)
                 self._maps = {ENCODER: load_encoder(Path(path), Program.model_validate_json(declared))}
+                return WorkerDone()
+            case Weigh(path, study, label):
+                hold_weights(Path(path), AgreedStudy.parse(study).task(label))
                 return WorkerDone()
             case Apply():
                 return self._apply(request)

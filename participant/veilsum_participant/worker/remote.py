@@ -38,12 +38,12 @@ from veilsum_participant.boundary.reader import (
 )
 from veilsum_participant.datasets import Batches, Datasets, Snapshot
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.settings.encoder_files import find_path
+from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_participant.worker.elsewhere import Computing, MapFailedError, ProgramElsewhere, RoundMaps
 from veilsum_participant.worker.rows import opened_rows
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
 from veilsum_privacy.computation.contribution import Elsewhere
-from veilsum_privacy.computation.declared import Encode
+from veilsum_privacy.computation.declared import DeclaredTask, Encode
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -139,7 +139,7 @@ class WorkerDatasets(Datasets):
         return share
 
     def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
-        path = find_path(encoders, declared).absolute()
+        path = find_path(encoders, declared.sha256).absolute()
         request = EncodeBy(device, str(path), declared.model_dump_json().encode())
         encode = ProgramElsewhere(self._computing, name, declared.sha256, request)
         try:
@@ -148,6 +148,14 @@ class WorkerDatasets(Datasets):
             told = f"The encoder {path} cannot be loaded as the study's program."
             raise ConfigurationError(told, "The log of the process that loads it says why.") from error
         return encode
+
+    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask) -> None:
+        path = find_path(encoders, task.terms.weights, WEIGHTS).absolute()
+        try:
+            self._computing.weigh(name, task, str(path))
+        except MapFailedError as error:
+            told = f"The base weights {path} are not those that the study's model needs."
+            raise ConfigurationError(told, "The log of the process that loads them says why.") from error
 
     def elsewhere(self, name: str, device: str, seconds: float) -> Elsewhere:
         return RoundMaps(self._computing, name, device, seconds)
