@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +17,16 @@ from safetensors.numpy import load, save_file
 from torch import nn
 
 from support.federation import schema_of
-from support.studies import Watched, compiled, complete
+from support.pages import ROOT
+from support.studies import Watched, agreed, compiled, complete
+from veilsum.compile import StudyRequest
 from veilsum.exports import export_result
 from veilsum_coordinator.methods import get_method
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
@@ -87,6 +92,26 @@ def merged(architecture: Adapters, arrays: dict[str, np.ndarray]) -> dict[str, n
     for layer in LAYERS:
         found[f"{layer}.weight"] += 3.0 * arrays[f"{layer}.lora_B.weight"] @ arrays[f"{layer}.lora_A.weight"]
     return {**found, **{name: value for name, value in arrays.items() if name.startswith("head.")}}
+
+
+def test_the_documented_study_is_one(tmp_path: Path) -> None:
+    """Its model with its names takes the arrays of a layer of BERT as transformers calls them, and is of the stated size."""
+    page = (ROOT / "docs/methods.md").read_text()
+    (told,) = map(tomllib.loads, re.findall(r"^```toml adapters\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    options = told["parameters"]["model"]["options"]
+    options["weights"] = told["encoder"]["sha256"] = "3" * 64
+    columns = [{"kind": "number", "name": f"token{place}", "low": 0, "high": 1000} for place in range(32)]
+    label = {"column": "y", "classes": [{"name": name, "values": [name]} for name in "pq"]}
+    data = DatasetSchema.model_validate({"columns": columns, "label": label, "max_records": 1000})
+    found = agreed(StudyRequest.model_validate({**told, "data": data, "schema": None}))
+    made = build_architecture(ModelSpec.model_validate(found.parameters["model"]), 4096, 2)
+    assert isinstance(made, Adapters)
+    assert made.size == 2048 + 2 * 129
+    assert made.base.size - 2 * 129 == pytest.approx(198_000, rel=1e-3)
+    bert = "bert.encoder.layer.1."
+    parts = {"attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+             "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"}  # fmt: skip
+    assert {other.rpartition(".")[0] for other, _ in made.frozen().values()} == {bert + part for part in parts}
 
 
 # -- what is hostile ----------------------------------------------------------------------------------------------------------
