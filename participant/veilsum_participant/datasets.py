@@ -138,7 +138,7 @@ class Datasets(ABC):
         """
 
     @abstractmethod
-    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask) -> None:
+    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask, device: str) -> None:
         """Have the frozen weights of a task's model, from the site's own file, where networks meet records of a dataset.
 
         Raises:

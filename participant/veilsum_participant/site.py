@@ -302,7 +302,7 @@ class Site:
         if not task.terms.weights:
             return
         try:
-            self.datasets.hold_weights(task.study.dataset, self.config.encoders, task)
+            self.datasets.hold_weights(task.study.dataset, self.config.encoders, task, self.config.device)
         except VeilsumError as error:
             raise Refusal(RefusalCode.TASK, error.message, error.advice) from error
 

@@ -416,6 +416,7 @@ def test_fedavg_trains_them_too(file: Path) -> None:
 
 def test_a_study_is_made_and_tried_where_the_file_is_not(file: Path) -> None:
     """An analyst and a coordinator have no file; a site tries the task on made-up values before it needs its own."""
+    save_file(base_values(11), file)  # which no other test has offered
     told = study(file, 8.0, steps=2)
     task = AgreedStudy(told).task("gradient")
     assert task.terms.weights == digest(file)
@@ -483,7 +484,6 @@ def test_a_result_asks_for_its_weights(file: Path, tmp_path: Path) -> None:
     result = get_method("fedsgd").run(Watched(study(file, steps=1), texts(), 0))
     other = tmp_path / "other.safetensors"
     save_file(base_values(9), other)
-    with pytest.raises(ConfigurationError, match="the study names"):
+    with pytest.raises(ConfigurationError, match="the result names"):
         Model.from_result(result, None, other)
-    weights.offer(digest(file), file)
     assert Model.from_result(result, None, file).width == WORDS * ACROSS

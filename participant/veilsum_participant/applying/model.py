@@ -28,9 +28,10 @@ from veilsum_aggregation.alignment import local_map, unlabelled_map
 from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_aggregation.moment_maps import scaled
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import DataError, HostileInput, Misuse, raising
+from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, raising
 from veilsum_participant.applying.heads import NetworkHead, PersonalHead, head_scores
 from veilsum_participant.applying.recipe import MadeBy, Maps, ProjectionArrays, Recipe, parse_recipe
+from veilsum_participant.settings.encoder_files import file_digest
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
@@ -312,6 +313,9 @@ def _take_weights(recipe: Recipe, path: Path | None) -> None:
             raise Misuse("This result needs no file of base weights.", "Leave it out.")
         return
     if path is not None:
+        if (found := file_digest(path)) != network.weights:
+            told = f"{path}: its SHA-256 is {found}; the result names {network.weights}."
+            raise ConfigurationError(told, "Get the exact file that the study was made with.")
         offer(network.weights, path)
     elif not offered(network.weights):
         raise Misuse(f"This result needs the base weights with SHA-256 {network.weights}.", "Give their file as the weights.")

@@ -6,10 +6,10 @@ adds and noises as it does its own.
 =================  =======================  =====================================================================
 request            answer                   what crosses
 =================  =======================  =====================================================================
-:class:`Prepare`   :class:`WorkerDone`      out: a study, which of its tasks, what was broadcast, the kept state
+:class:`Prepare`   :class:`WorkerDone`      out: a study, which of its tasks, what was broadcast, the kept state, the site's
+                                            file of frozen weights
 :class:`Point`     :class:`WorkerDone`      out: at which values training wants its maps
 :class:`EncodeBy`  :class:`WorkerDone`      out: which program, and from which of the site's own files
-:class:`Weigh`     :class:`WorkerDone`      out: a study, which of its tasks, and the site's file of its model's frozen weights
 :class:`Apply`     :class:`Made`            out: values of some records, in sealed memory; in: what a map makes of them
 :class:`Train`     :class:`Learned`         of a study without noise alone. out: features and classes of all records; in:
                                             what was trained on them
@@ -54,7 +54,8 @@ class Prepare(Inquiry[WorkerDone]):
         device: where networks are computed.
         study: its bytes.
         label: of the task.
-        broadcast, state: arrays, as they are encoded for a broadcast.
+        broadcast, state: arrays, as they are encoded for a broadcast; with none the task is not ready, but its weights are.
+        weights: path of the file of its model's frozen weights, which is held to the model's shapes; empty for none.
     """
 
     code, answer, most, most_answered, seconds = 1, WorkerDone, MOST, SMALL, FIRST
@@ -63,6 +64,7 @@ class Prepare(Inquiry[WorkerDone]):
     label: str = text(3, 256)
     broadcast: bytes = octets(4, MAX_OBJECT_BYTES)
     state: bytes = octets(5, MAX_OBJECT_BYTES)
+    weights: str = text(6, 4096)
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,6 @@ class EncodeBy(Inquiry[WorkerDone]):
     device: str = text(1, 64)
     path: str = text(2, 4096)
     declared: bytes = octets(3, 32 * SMALL)
-
-
-@dataclass(frozen=True)
-class Weigh(Inquiry[WorkerDone]):
-    """Take the frozen weights of a task's model from a file, and hold them to the model's shapes."""
-
-    code, answer, most, most_answered, seconds = 6, WorkerDone, MOST, SMALL, FIRST
-    path: str = text(1, 4096)
-    study: bytes = octets(2, 2 * 1024 * 1024)
-    label: str = text(3, 256)
 
 
 @dataclass(frozen=True)
@@ -114,5 +106,5 @@ class Train(Inquiry[Learned]):
     memory: Sealed | None = memory(MOST_MEMORY)
 
 
-REQUESTS: tuple[type[Inquiry[Message]], ...] = (Prepare, Point, EncodeBy, Apply, Train, Weigh)
+REQUESTS: tuple[type[Inquiry[Message]], ...] = (Prepare, Point, EncodeBy, Apply, Train)
 """Every request that a process of maps answers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
@@ -22,8 +22,6 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
 
 if TYPE_CHECKING:
-    from veilsum_privacy.computation.declared import DeclaredTask
-    from veilsum_privacy.tasks.agreed import AgreedTask
     from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
@@ -58,10 +56,10 @@ class LocalDatasets(Datasets):
 
         return find_encoder(encoders, declared)
 
-    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask) -> None:
-        from veilsum_participant.data import encoders as files  # as above
+    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: Any, device: str) -> None:
+        from veilsum_participant.data import encoders as files  # as above, and without tasks
 
-        files.hold_weights(find_path(encoders, task.terms.weights, WEIGHTS), cast("AgreedTask", task))
+        files.hold_weights(find_path(encoders, task.terms.weights, WEIGHTS), task)
 
     def unmatched(self, name: str, offered: DatasetConfig) -> float:
         if offered.schema_file is None:

@@ -24,7 +24,7 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory
-from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Point, Prepare, Train, Weigh
+from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Point, Prepare, Train
 from veilsum_participant.boundary.reader import WorkerFault
 from veilsum_participant.worker.rows import sealed_rows
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
@@ -39,9 +39,6 @@ IDLE = 600.0
 
 MOST = 4
 """Processes at a time."""
-
-MOST_WEIGHED = 64
-"""Files of frozen weights that are remembered, one for each task that was asked for last."""
 
 LATER = 60.0
 """Seconds that a batch of at most 64 records may take, but for the first one of a process (:data:`.maps.FIRST`)."""
@@ -144,27 +141,8 @@ class Computing:
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], Compute] = OrderedDict()
         self._timer: threading.Timer | None = None
-        self._weights: OrderedDict[tuple[bytes, str], Weigh] = OrderedDict()
-
-    def weigh(self, dataset: str, task: DeclaredTask, path: str) -> None:
-        """Have a file of frozen weights read in the process of a study, now and whenever it is started anew.
-
-        Raises:
-            MapFailedError: it cannot be, or does not hold what the task's model needs.
-        """
-        known, key = self.weights(task), (task.agreed.digest, task.label)
-        if known is None or known.path != path:
-            known = Weigh(path, task.agreed.study.to_bytes(), task.label)
-        self.of(dataset, task.agreed.digest.hex()).ready(known)
-        with self._lock:
-            self._weights.pop(key, None)
-            self._weights[key] = known
-            if len(self._weights) > MOST_WEIGHED:
-                self._weights.popitem(last=False)
-
-    def weights(self, task: DeclaredTask) -> Weigh | None:
-        """How the process of a study is told of a task's frozen weights; None where it has none."""
-        return self._weights.get((task.agreed.digest, task.label))
+        self.weights: dict[str, str] = {"": ""}
+        """Paths of files of frozen weights, by their hash."""
 
     def of(self, dataset: str, purpose: str) -> Compute:
         """The process of a dataset for a purpose."""
@@ -254,10 +232,10 @@ class RoundMaps:
         """See :class:`.Elsewhere`."""
         if not maps:
             return maps
-        compute, prepared = self._prepared(agreed, broadcast, state)
+        compute, prepare = self._prepared(agreed, broadcast, state)
 
         def elsewhere(name: str, here: OpaqueMap) -> OpaqueMap:
-            asked = [*prepared]
+            asked: list[Inquiry[Any]] = [prepare]
             if isinstance(here, MapAt):
                 asked.append(Point(here.at.astype(np.float64).tobytes()))
             return lambda given: compute.apply(asked, name, given, self._until)
@@ -268,8 +246,8 @@ class RoundMaps:
         self, agreed: DeclaredTask, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], note: Note
     ) -> Trained:
         """See :class:`.Elsewhere`."""
-        compute, prepared = self._prepared(agreed, broadcast, state)
-        vector, kept, failed = compute.train(prepared, records, self._until)
+        compute, prepare = self._prepared(agreed, broadcast, state)
+        vector, kept, failed = compute.train([prepare], records, self._until)
         if failed:
             note(MapFailedError("Training failed on a record, which was left out."))
         try:
@@ -279,16 +257,15 @@ class RoundMaps:
 
     def _prepared(
         self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]
-    ) -> tuple[Compute, list[Inquiry[Any]]]:
+    ) -> tuple[Compute, Prepare]:
         self._asked = True
         last = self._last
         if last is None or last[0] is not agreed or last[1] is not broadcast or last[2] is not state:
             given = encode_broadcast(broadcast), encode_broadcast(state)
-            prepare = Prepare(self._device, agreed.agreed.study.to_bytes(), agreed.label, *given)
+            weights = self._computing.weights[agreed.terms.weights]
+            prepare = Prepare(self._device, agreed.agreed.study.to_bytes(), agreed.label, *given, weights)
             self._last = last = agreed, broadcast, state, prepare
-        weigh = self._computing.weights(agreed) if agreed.terms.weights else None
-        asked: list[Inquiry[Any]] = [last[3]] if weigh is None else [weigh, last[3]]
-        return self._computing.of(self._dataset, agreed.agreed.digest.hex()), asked
+        return self._computing.of(self._dataset, agreed.agreed.digest.hex()), last[3]
 
 
 def _array(found: Made, rows: int) -> Floats:

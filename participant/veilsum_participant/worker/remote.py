@@ -24,7 +24,7 @@ from veilsum_node.errors import ConfigurationError, DataError, Unavailable, Veil
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import Caller, FramedSocket
-from veilsum_participant.boundary.maps import EncodeBy
+from veilsum_participant.boundary.maps import EncodeBy, Prepare
 from veilsum_participant.boundary.reader import (
     AskShare,
     BeginRows,
@@ -149,10 +149,12 @@ class WorkerDatasets(Datasets):
             raise ConfigurationError(told, "The log of the process that loads it says why.") from error
         return encode
 
-    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask) -> None:
+    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask, device: str) -> None:
         path = find_path(encoders, task.terms.weights, WEIGHTS).absolute()
+        self._computing.weights[task.terms.weights] = str(path)
+        request = Prepare(device, task.study.to_bytes(), task.label, weights=str(path))
         try:
-            self._computing.weigh(name, task, str(path))
+            self._computing.of(name, task.agreed.digest.hex()).ready(request)
         except MapFailedError as error:
             told = f"The base weights {path} are not those that the study's model needs."
             raise ConfigurationError(told, "The log of the process that loads them says why.") from error

@@ -149,7 +149,7 @@ class Adapted(Network):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Adapted":
         """Whatever moves the parameters to another device or type moves what is frozen too."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, (module, own) in self._places.items():
             module.__dict__[own] = fn(self._values(name))
         return self
