@@ -267,7 +267,7 @@ class Encoder(_Applied):
 
 
 def open_model(
-    result: Result, encoder: Path | None, weights: Path | None, *, site: str | None
+    result: Result, encoder: Path | None = None, weights: Path | None = None, *, site: str | None
 ) -> Classifier | Regressor | Encoder:
     """The model of a result.
 
