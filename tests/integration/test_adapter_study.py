@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save
 
 from support.apart import ThreadStarter
+from support.commands import veilsum
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary
 from support.network import submit, wired
@@ -163,3 +164,61 @@ def test_a_process_of_its_own_takes_the_file_and_gives_the_same(tmp_path: Path, 
     for name, array in found.items():
         np.testing.assert_array_equal(array, same[name])
     assert found["model.features.query.lora_B.weight"].any()
+
+
+def test_the_commands_take_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """simulate without it says what is missing; with it, a result is applied with it, and is written for peft."""
+    values = build_architecture(ModelSpec(name="block", inputs=(8, 8), options=OPTIONS), 64, 10).initial(4)
+    file, folder = tmp_path / "base.safetensors", tmp_path / "found"
+    file.write_bytes(save({name: value.astype(np.float32) for name, value in values.items()}))
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "study.toml").write_text(f"""
+name = "adapters"
+method = "fedsgd"
+dataset = "digits"
+
+[privacy]
+noise = "none"
+
+[parameters]
+steps = 2
+
+[parameters.model]
+name = "adapters"
+inputs = [8, 8]
+
+[parameters.model.options]
+of = "block"
+options = {{ heads = 1, hidden = 4 }}
+weights = "{sha256}"
+layers = ["features.query", "features.first"]
+rank = 2
+""")
+    simulated = (
+        "simulate",
+        tmp_path / "study.toml",
+        "--dataset",
+        "digits",
+        "--no-encryption",
+        "--holdout",
+        "0.3",
+        "--sites",
+        "2",
+    )
+    code, _, err = veilsum(capsys, *simulated, "--baselines", "none")
+    assert code != 0
+    assert f"No file is known that holds the base weights with SHA-256 {sha256}" in " ".join(err.split())
+    code, _, err = veilsum(capsys, *simulated, "--baselines", "none", "--weights", file, "--out", folder)
+    assert code == 0, err
+    result = folder / "run-1"
+    code, _, err = veilsum(capsys, "study", "export", result, "--out", tmp_path / "adapter", "--formats", "peft")
+    assert code == 0, err
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    header = "\n".join(",".join(row) for row in [[f"pixel_{place // 8}_{place % 8}" for place in range(64)], ["3"] * 64])
+    (tmp_path / "new.csv").write_text(header + "\n")
+    told = ("participant", "apply", result, "--data", tmp_path / "new.csv", "--out", tmp_path / "predicted.csv")
+    code, _, err = veilsum(capsys, *told)
+    assert (code, "--weights" in err) == (2, True)
+    code, _, err = veilsum(capsys, *told, "--weights", file)
+    assert code == 0, err
+    assert len((tmp_path / "predicted.csv").read_text().splitlines()) == 2
