@@ -141,9 +141,9 @@ def _released(
     classes = [{"name": name, "values": [name]} for name in CLASSES]
     content = {**schema.model_dump(), "max_records": 2000, "label": {"column": "topic", "classes": classes}}
     digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-    options = {"of": "block", "options": BLOCK.options, "weights": digests["base"], "layers": LAYERS, "rank": rank}
+    options = {"of": "block", "options": BLOCK.options, "weights": digests["base"], "layers": [*LAYERS], "rank": rank}
     adapters = {
-        "model": {"name": "adapters", "inputs": BLOCK.inputs, "options": options},
+        "model": {"name": "adapters", "inputs": [LENGTH, WIDTH], "options": options},
         "optimiser": {"name": "adam", "learning_rate": 0.02},
         "steps": rounds,
     }
