@@ -126,9 +126,9 @@ def run(folder: Path, runs: int, steps: int, directory: Path) -> None:
         alone = [_own(features, labels, ~test & (site == place), test) for place in range(len(SITES))]
         scores.setdefault("each site alone", []).append(float(np.mean(alone)))
         scores.setdefault("in one place, without noise", []).append(_own(features, labels, ~test, test))
-        frames = {name: _frame(schema, tokens, labels, ~test & (site == place)) for place, name in enumerate(SITES)}
+        frames = {name: frame_of(schema, tokens, labels, ~test & (site == place)) for place, name in enumerate(SITES)}
         for epsilon, score in _released(
-            frames, schema, (program, clip), _frame(schema, tokens, labels, test), labels[test]
+            frames, schema, (program, clip), frame_of(schema, tokens, labels, test), labels[test]
         ).items():
             scores.setdefault(epsilon, []).append(score)
     print(f"{len(public)} public texts; {len(own)} at {len(SITES)} sites, 30% of them for testing; {runs} runs\n")
@@ -148,7 +148,8 @@ def _own(features: Floats, labels: Any, kept: Any, test: Any) -> float:
     return float(model.score(features[test], labels[test]))
 
 
-def _frame(schema: DatasetSchema, tokens: Floats, labels: Any, kept: Any) -> Mapping[str, Any]:
+def frame_of(schema: DatasetSchema, tokens: Floats, labels: Any, kept: Any) -> Mapping[str, Any]:
+    """A site's columns: tokens and topic of the texts that are kept."""
     columns = {column.name: tokens[kept, place] for place, column in enumerate(schema.columns)}
     return {**columns, "topic": labels[kept]}
 

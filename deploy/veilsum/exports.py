@@ -19,7 +19,7 @@ from veilsum.pictures import Drawn, Row, plot
 from veilsum.texts import escaped_row, escaped_tex, figure_text, number_text
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_node.errors import ConfigurationError, raising
+from veilsum_node.errors import ConfigurationError, Misuse, raising
 from veilsum_node.file_names import file_name, write_files
 from veilsum_node.process.software import install_extra
 from veilsum_node.spreadsheets import write_csv, write_rows
@@ -27,8 +27,9 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.queries.base import missing_among
 from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
+from veilsum_privacy.training.arrays import MODEL
 
-FORMATS = ("csv", "html", "latex", "word", "text", "svg", "png", "xgboost", "onnx")
+FORMATS = ("csv", "html", "latex", "word", "text", "svg", "png", "xgboost", "onnx", "peft")
 
 MODELS = ("tree", "graph")
 """Models of synthetic records: the result's own tree of pairs, or a new Markov random field (the extra `synthetic`)."""
@@ -90,6 +91,8 @@ def export_result(
         from veilsum.onnx_model import exported_model, onnx_bytes
 
         files["model.onnx"] = onnx_bytes(exported_model(result), about or {}, site=site, from_features=from_features)
+    if "peft" in formats:
+        files |= _adapter_files(result)
     synthetic = {
         name: result.arrays[name] if model == "tree" else _graph_records(result, name, rows)
         for name, rows in tables_of(result).items()
@@ -102,6 +105,18 @@ def export_result(
         if name in synthetic:
             files[file_name(name, ".csv", taken=files)] = records_csv(synthetic[name], rows).encode()
     return write_files(directory, files, replace=replace, confidential=result.personal)
+
+
+def _adapter_files(result: Result) -> dict[str, bytes]:
+    """The files of a result's adapters as the package peft names and reads them."""
+    from veilsum_participant.applying.model import network_of
+    from veilsum_participant.applying.recipe import parse_recipe
+    from veilsum_privacy.training.models.adapters import Adapters
+
+    network = network_of(parse_recipe(result)[0])
+    if not isinstance(network, Adapters):
+        raise Misuse("This result holds no adapters.", "Train the model 'adapters' by fedsgd, or export another format.")
+    return network.peft_files({name: result.arrays[MODEL + name] for name in network.shapes()})
 
 
 def _add_printed(

@@ -20,7 +20,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
     from veilsum_privacy.computation.contribution import Elsewhere
-    from veilsum_privacy.computation.declared import Encode
+    from veilsum_privacy.computation.declared import DeclaredTask, Encode
 
 BATCH = 1 << 24
 """Bytes of records that are read at a time."""
@@ -128,6 +128,14 @@ class Datasets(ABC):
 
         Raises:
             ConfigurationError: the file does not exist, or cannot be loaded.
+        """
+
+    @abstractmethod
+    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask, device: str) -> None:
+        """Have the frozen weights of a task's model, from the site's own file, where networks meet records of a dataset.
+
+        Raises:
+            ConfigurationError: the file does not exist, or does not hold what the model needs.
         """
 
     @abstractmethod

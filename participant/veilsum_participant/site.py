@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection
 
 from veilsum_node.database import Database
-from veilsum_node.errors import Refusal, RefusalCode, StateError
+from veilsum_node.errors import Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, key_fingerprint
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
@@ -26,7 +26,7 @@ from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
-from veilsum_privacy.computation.declared import DeclaredStudy, Encode
+from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask, Encode
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.securesum.context import NONCE_BYTES
@@ -292,6 +292,19 @@ class Site:
             self.encoder(study)
         except Refusal as refusal:
             yield refusal
+
+    def hold_weights(self, task: DeclaredTask) -> None:
+        """Have the frozen weights of a task's model at hand, where it has any.
+
+        Raises:
+            Refusal: the site has no such file, or it does not hold what the model needs.
+        """
+        if not task.terms.weights:
+            return
+        try:
+            self.datasets.hold_weights(task.study.dataset, self.config.encoders, task, self.config.device)
+        except VeilsumError as error:
+            raise Refusal(RefusalCode.TASK, error.message, error.advice) from error
 
     def encoder(self, study: Study) -> Encode | None:
         """The program that a study names, from this site's own file; None where it names none.

@@ -38,9 +38,9 @@ def values(seed: int = 0) -> dict[str, np.ndarray]:
     return {name: value + 0.2 * rng.standard_normal(value.shape) for name, value in block().initial(seed).items()}
 
 
-def torchs(arrays: dict[str, np.ndarray]) -> nn.TransformerEncoderLayer:
+def torchs(arrays: dict[str, np.ndarray], activation: str = "relu", epsilon: float = 1e-5) -> nn.TransformerEncoderLayer:
     """torch's layer with these values."""
-    layer = nn.TransformerEncoderLayer(ACROSS, HEADS, HIDDEN, dropout=0.0, batch_first=True).double().eval()
+    layer = nn.TransformerEncoderLayer(ACROSS, HEADS, HIDDEN, 0.0, activation, epsilon, batch_first=True).double().eval()
     told = {name.removeprefix("features."): torch.from_numpy(value) for name, value in arrays.items()}
     told["key.bias"] = torch.full((ACROSS,), 0.7)  # which no output depends on
     with torch.no_grad():
@@ -74,6 +74,19 @@ def test_it_is_torchs_layer_at_the_first_word(seed: int) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-9)
     scores = predict.scores(block(), arrays, x.reshape(len(x), -1))
     np.testing.assert_allclose(scores, expected @ arrays["head.weight"].T + arrays["head.bias"], atol=1e-9)
+
+
+def test_it_is_torchs_layer_with_another_bend_and_norm() -> None:
+    """As BERT has them; large enough an epsilon to show."""
+    options = {**SPEC.options, "activation": "gelu", "epsilon": 0.05}
+    other = build_architecture(SPEC.model_copy(update={"options": options}), WORDS * ACROSS, CLASSES)
+    arrays, x = values(1), some_words(np.random.default_rng(4), 9)
+    with torch.no_grad():
+        gone = torch.from_numpy((x == 0.0).all(axis=2))
+        expected = torchs(arrays, "gelu", 0.05)(torch.from_numpy(x), src_key_padding_mask=gone)[:, 0].numpy()
+    found = predict.representations(other, arrays, x.reshape(len(x), -1))
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert np.abs(found - predict.representations(block(), arrays, x.reshape(len(x), -1))).max() > 0.01
 
 
 def test_words_that_are_not_there_change_nothing_and_no_words_are_no_fault() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic_core import PydanticUndefined
 
 from support.studies import SITES, agreed, federation, split_records
 from support.studies import compiled as compiled_study
@@ -188,7 +189,10 @@ def test_tables_of_models_and_objectives_hold_all_of_them_with_their_options() -
 
 
 def options_of(kind: type[Frozen]) -> str:
-    return ", ".join(f"`{name}` {field.default}" for name, field in kind.model_fields.items())
+    told = {
+        name: "" if field.default is PydanticUndefined else f" {field.default}" for name, field in kind.model_fields.items()
+    }
+    return ", ".join(f"`{name}`{default}" for name, default in told.items())
 
 
 def test_optimisers_and_objectives_that_are_defaults() -> None:

@@ -222,9 +222,10 @@ def test_resolved_models_leave_nothing_open() -> None:
     assert build_architecture(resolved, 3, 2).options == build_architecture(spec, 3, 2).options
     with pytest.raises(HostileInput, match="invalid options"):
         resolve_model(ModelSpec(name="mlp", options={"depth": 3}))
-    assert set(MODELS) == {"linear", "mlp", "lenet5", "vgg11", "resnet18", "block"}
+    assert set(MODELS) == {"linear", "mlp", "lenet5", "vgg11", "resnet18", "block", "adapters"}
+    needed = {"adapters": {"weights": "0" * 64, "layers": ["features.query"]}}
     for name in MODELS:
-        check_resolved(resolve_model(ModelSpec(name=name)))
+        check_resolved(resolve_model(ModelSpec(name=name, options=needed.get(name, {}))))
 
 
 class _Own(Architecture):
@@ -295,6 +296,7 @@ def test_an_own_network_works() -> None:
         (_Frozen(), {"weight": (4, 4)}, "frozen"),
         (nn.Linear(4, 4), {"weight": (4, 4)}, "features.middle.bias"),
         (nn.Identity(), {"weight": (4, 4)}, "features.middle.weight"),
+        (nn.GroupNorm(2, 4), {"bias": (4,), "weight": (4,)}, "they come as features.first.weight"),  # told by their order
     ],
 )
 def test_networks_without_gradients_by_record_are_refused(

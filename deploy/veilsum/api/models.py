@@ -266,13 +266,15 @@ class Encoder(_Applied):
         )
 
 
-def open_model(result: Result, *, site: str | None, encoder: Path | None) -> Classifier | Regressor | Encoder:
+def open_model(
+    result: Result, encoder: Path | None = None, weights: Path | None = None, *, site: str | None
+) -> Classifier | Regressor | Encoder:
     """The model of a result.
 
     Raises:
         Misuse: the result holds none.
     """
-    released = Model.from_result(result, encoder)
+    released = Model.from_result(result, encoder, weights)
     if released.recipe.outcome is not None:
         return Regressor(released, site)
     return Encoder(released, site) if released.recipe.head is None else Classifier(released, site)

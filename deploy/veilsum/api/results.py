@@ -192,7 +192,7 @@ class StudyResult:
         nonnormal: Sequence[str] = (),
     ) -> list[Path]:
         """Write all tables and pictures: ``csv``, ``html``, ``latex``, ``word``, ``text``, ``svg``, ``png``; or the model:
-        ``onnx``, ``xgboost``.
+        ``onnx``, ``xgboost``, ``peft``.
 
         Args:
             directory: of the files.
@@ -267,19 +267,23 @@ class StudyResult:
 
         return log_result(self.directory, self.about, tracking_uri, experiment, dossier=dossier, proof=proof)
 
-    def model(self, *, site: str | None = None, encoder: str | Path | None = None) -> Classifier | Regressor | Encoder:
+    def model(
+        self, *, site: str | None = None, encoder: str | Path | None = None, weights: str | Path | None = None
+    ) -> Classifier | Regressor | Encoder:
         """The model that the result holds, with scikit-learn's interface.
 
         Args:
             site: whose alignment is applied, of a result with one for each site.
             encoder: file of the frozen program, for a result that needs one.
+            weights: file of a network's frozen weights, for a result of adapters.
 
         Raises:
             Misuse: the result holds tables, and no model.
         """
         from veilsum.api.models import open_model
 
-        model = open_model(self.content, site=site, encoder=None if encoder is None else Path(encoder))
+        given = [None if path is None else Path(path) for path in (encoder, weights)]
+        model = open_model(self.content, *given, site=site)
         model.about = self.about
         return model
 

@@ -225,7 +225,8 @@ def export(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for the files.")],
     formats: Annotated[
-        str, typer.Option("--formats", help="Formats, with commas: csv, html, latex, word, text, svg, png, onnx, xgboost.")
+        str,
+        typer.Option("--formats", help="Formats, with commas: csv, html, latex, word, text, svg, png, onnx, xgboost, peft."),
     ] = "csv,html",
     synthetic: Annotated[
         str,

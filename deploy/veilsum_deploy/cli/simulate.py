@@ -66,6 +66,9 @@ def simulate_study(
     program: Annotated[
         Path | None, typer.Option("--program", help="File of the frozen program, for a study whose encoder is one.")
     ] = None,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="File of the model's base weights, for a study of adapters.")
+    ] = None,
     sites: Annotated[
         int | None, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites; 4, or one per domain.")
     ] = None,
@@ -168,7 +171,8 @@ def simulate_study(
     axes = tuple(parse_axis(text) for text in vary or ())
     pair = None if baseline is None else parse_baseline(baseline, axes)
     numbers = tuple(range(seed, seed + (seeds or 1)))
-    sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, program, baselines)
+    frozen = program, weights
+    sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, *frozen, baselines)
     if sweeping:
         simulate_sweep(sweep, encryption, repeat, place, out, resume, as_json)
     else:

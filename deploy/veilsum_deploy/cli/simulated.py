@@ -93,7 +93,7 @@ def simulate_one(
     """Run one study, and show it: ``one`` is a sweep of a single cell."""
     loaded = load_source(one, str(study))
     content = with_stations(one.content, loaded, one.setting)
-    draft = draft_of(content, one.base, loaded.schema, source=str(study), program=one.program)
+    draft = draft_of(content, one.base, loaded.schema, source=str(study), program=one.program, weights=one.weights)
     if draft.schema != loaded.schema:
         loaded = loaded.with_schema(draft.schema)
     beside = parse_baselines(one.beside, str(content.get("method")))

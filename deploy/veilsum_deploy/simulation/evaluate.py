@@ -68,7 +68,8 @@ def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress,
     for group in sweep.groups():
         site_names(collection, sweep.setting_of(group))
         # What is wrong for every cell of a group is said before anything runs.
-        draft_of(sweep.data_content_of(group), sweep.base, collection.schema, source="the study", program=sweep.program)
+        content, given = sweep.data_content_of(group), {"program": sweep.program, "weights": sweep.weights}
+        draft_of(content, sweep.base, collection.schema, source="the study", **given)
     domains = [domain.name for domain in collection.domains]
     jobs = plan_jobs(sweep)
     folder = None if out is None else Folder(out, sweep, domains, resume=resume)

@@ -100,7 +100,7 @@ class Worker:
 
     def prepared(self, job: Job) -> SimulationDraft | None:
         """A job's study, ready to be sent; None where it cannot be made or sent."""
-        if self._sweep.program is not None:
+        if self._sweep.program is not None or self._sweep.weights is not None:
             return None
         try:
             return self._draft(job)
@@ -155,7 +155,7 @@ class Worker:
         schema = self._collection.schema
         if setting.most_records is not None and setting.most_records < schema.max_records:
             schema = schema.model_copy(update={"max_records": setting.most_records})
-        return draft_of(content, sweep.base, schema, source="the study", program=sweep.program)
+        return draft_of(content, sweep.base, schema, source="the study", program=sweep.program, weights=sweep.weights)
 
     def _dealt(self, setting: Setting, seed: int, participants: Sequence[str]) -> Deal:
         return deal(self._collection, setting, seed, site_names(self._collection, setting, participants))

@@ -69,8 +69,8 @@ def simulate(
     many = engine is not None and engine.workers > 1
     if many and simulation.encryption:
         raise Misuse("The whole protocol runs in one process.", "Add --no-encryption, or leave out --jobs and --engine.")
-    if many and simulation.draft.program is not None:
-        raise Misuse("A frozen program is simulated in one process.", "Leave out --jobs and --engine.")
+    if many and (simulation.draft.program is not None or simulation.draft.weights is not None):
+        raise Misuse("A frozen program or model is simulated in one process.", "Leave out --jobs and --engine.")
     if store is not None:
         store.open()
     try:
@@ -166,7 +166,10 @@ def _encrypted(simulation: Simulation, dealt: Deal, clock: Callable[[], int]) ->
             save_result(results / "model", draft.model)
         files = {name: dataset.write(base / "data", name) for name, dataset in dealt.training.items()}
         subject = simulation.collection.domains[0].train.subject
-        kit, local = make_local(base / "federation", files, draft.request.dataset, clock, stack, subject=subject)
+        frozen = {} if draft.weights is None else {"weights": draft.weights}
+        kit, local = make_local(
+            base / "federation", files, draft.request.dataset, clock, stack, subject=subject, encoders=frozen
+        )
         analyst = load_credentials(kit.analyst.identity, clock())
 
         def run(number: int, watch: Callable[[Study], Watch]) -> tuple[Study, Result, Kept, float]:

@@ -19,6 +19,7 @@ from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.data.encoders import load_encoder
 from veilsum_participant.data.quality import ColumnCells
+from veilsum_participant.settings.encoder_files import file_digest
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program as FrozenProgram
 from veilsum_privacy.study.encoder import Projection
@@ -27,6 +28,7 @@ from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, exact_affine
+from veilsum_privacy.training.weights import offer
 
 Program = Callable[[Floats], Floats]
 
@@ -40,12 +42,14 @@ class SimulationDraft:
         projection: the result that released the study's projection; None without one.
         program: the study's frozen program; None without one.
         model: the result that released the model which the study evaluates; None where it evaluates none.
+        weights: file of its model's frozen weights; None without any.
     """
 
     request: StudyRequest
     projection: Result | None = None
     program: Program | None = None
     model: Result | None = None
+    weights: Path | None = None
 
     @property
     def schema(self) -> DatasetSchema:
@@ -178,7 +182,13 @@ def with_stations(content: Mapping[str, Any], collection: Collection, setting: S
 
 
 def draft_of(
-    content: Mapping[str, Any], base: Path, schema: DatasetSchema | None, *, source: str, program: Path | None = None
+    content: Mapping[str, Any],
+    base: Path,
+    schema: DatasetSchema | None,
+    *,
+    source: str,
+    program: Path | None = None,
+    weights: Path | None = None,
 ) -> SimulationDraft:
     """Read the content of a study.toml; one that names no schema gets ``schema``.
 
@@ -188,11 +198,14 @@ def draft_of(
         schema: of the data; None where the study must name its own.
         source: names the content in errors.
         program: file of the frozen program, for a study whose encoder is one.
+        weights: file of its model's frozen weights, which this process takes from there.
 
     Raises:
         ConfigurationError: the content is invalid, a file cannot be read, or no schema is named.
         Misuse: the study's encoder is a program, and its file is not given.
     """
+    if weights is not None:
+        offer(file_digest(weights), weights)
     values = dict(content)
     if schema is not None and not {"schema", "data"} & set(values):
         values["data"] = schema
@@ -207,10 +220,10 @@ def draft_of(
     if projection is None and isinstance(request.encoder, Projection):  # the model's own
         projection = model
     if not isinstance(request.encoder, FrozenProgram):
-        return SimulationDraft(request, projection, None, model)
+        return SimulationDraft(request, projection, None, model, weights)
     if program is None:
         raise Misuse("The study's encoder is a frozen program.", "Name its file with --program.")
-    return SimulationDraft(request, None, load_encoder(program, request.encoder), model)
+    return SimulationDraft(request, None, load_encoder(program, request.encoder), model, weights)
 
 
 def _by_formula(parameters: Mapping[str, Any]) -> bool:

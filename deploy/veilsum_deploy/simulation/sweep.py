@@ -141,6 +141,7 @@ class Sweep:
         axes: what is varied.
         seeds: of the splits.
         program: file of the study's frozen program, where its encoder is one.
+        weights: file of its model's frozen weights.
         beside: what is computed beside the cells, as ``--baselines`` names it; None for what suits the cells' methods.
         baseline: (key, value): a cell's gain is over the cell that has this value and is the same otherwise.
     """
@@ -153,6 +154,7 @@ class Sweep:
     seeds: tuple[int, ...]
     baseline: tuple[str, Any] | None = None
     program: Path | None = None
+    weights: Path | None = None
     beside: str | None = None
 
     @property

@@ -47,7 +47,7 @@ path = "data/records.csv"
                               # file names the columns; `veilsum participant check --columns` shows what is there
 
 # Frozen encoders that studies may name by their SHA-256: a TorchScript file, or a program of torch.export. Such a file runs in
-# this process: take it only from whom you trust.
+# this process: take it only from whom you trust. Base weights of adapters, a file of safetensors, are named so too.
 # [encoders.resnet]
 # path = "encoders/resnet.pt"
 

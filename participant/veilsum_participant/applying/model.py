@@ -28,15 +28,18 @@ from veilsum_aggregation.alignment import local_map, unlabelled_map
 from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_aggregation.moment_maps import scaled
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import DataError, HostileInput, Misuse, raising
-from veilsum_participant.applying.heads import head_scores
+from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, raising
+from veilsum_participant.applying.heads import NetworkHead, PersonalHead, head_scores
 from veilsum_participant.applying.recipe import MadeBy, Maps, ProjectionArrays, Recipe, parse_recipe
+from veilsum_participant.settings.encoder_files import file_digest
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import exact_affine, height, waves
 from veilsum_privacy.tasks.parameters import MomentUse
+from veilsum_privacy.training.models import Architecture
+from veilsum_privacy.training.weights import offer, offered
 
 Move = Callable[[Floats, Bools], Floats]
 """An alignment: of finite features (n, m), and of which columns of the records are present (n, d)."""
@@ -69,16 +72,17 @@ class Model:
     aligned: Move | None = None
 
     @staticmethod
-    def from_result(result: Result, encoder: Path | Encode | None = None) -> Model:
+    def from_result(result: Result, encoder: Path | Encode | None = None, weights: Path | None = None) -> Model:
         """Make a model of a result.
 
         Args:
             result: a method's.
             encoder: the file of the frozen program, or the program, for a result that names one.
+            weights: the file of a network's frozen weights, for a result of adapters; None where this process knows it.
 
         Raises:
-            Misuse: the result is only read, or its program was not given.
-            ConfigurationError: the file is not the program that the result names.
+            Misuse: the result is only read, or its program or its weights were not given.
+            ConfigurationError: the file is not the program, or the weights, that the result names.
             HostileInput: the result contradicts itself; the message says where.
         """
         recipe, arrays = parse_recipe(result)
@@ -92,6 +96,7 @@ class Model:
             from veilsum_participant.data.encoders import load_encoder  # with all that reads files, which a plan does without
 
             program = load_encoder(encoder, recipe.encoder) if isinstance(encoder, Path) else encoder
+        _take_weights(recipe, weights)
         return Model(result.method, recipe.schema, recipe.classes, recipe, arrays, program)
 
     @property
@@ -294,17 +299,42 @@ class Model:
         return _by_columns(own, use, self.recipe)
 
 
-def load_model(directory: str | Path, encoder: str | Path | None = None) -> Model:
+def network_of(recipe: Recipe) -> Architecture | None:
+    """The network of a result's head, a personal one's too; None where it is none."""
+    head = recipe.head.released if isinstance(recipe.head, PersonalHead) else recipe.head
+    return head.architecture(recipe.width, recipe.scores) if isinstance(head, NetworkHead) else None
+
+
+def _take_weights(recipe: Recipe, path: Path | None) -> None:
+    """Have the frozen weights of a result's network at hand in this process, where it has any."""
+    network = network_of(recipe)
+    if network is None or not network.weights:
+        if path is not None:
+            raise Misuse("This result needs no file of base weights.", "Leave it out.")
+        return
+    if path is not None:
+        if (found := file_digest(path)) != network.weights:
+            told = f"{path}: its SHA-256 is {found}; the result names {network.weights}."
+            raise ConfigurationError(told, "Get the exact file that the study was made with.")
+        offer(network.weights, path)
+    elif not offered(network.weights):
+        raise Misuse(f"This result needs the base weights with SHA-256 {network.weights}.", "Give their file as the weights.")
+    network.check_weights()
+
+
+def load_model(directory: str | Path, encoder: str | Path | None = None, weights: str | Path | None = None) -> Model:
     """Load a result's bundle as a model.
 
     Args:
         directory: of ``manifest.json``.
         encoder: file of the frozen program, for a result that names one.
+        weights: file of a network's frozen weights, for a result of adapters.
 
     Raises:
         HostileInput, Misuse: as :func:`veilsum_privacy.results.result.load_result` and :meth:`Model.from_result`.
     """
-    return Model.from_result(load_result(Path(directory)), None if encoder is None else Path(encoder))
+    given = [None if path is None else Path(path) for path in (encoder, weights)]
+    return Model.from_result(load_result(Path(directory)), *given)
 
 
 def best_class(scores: Floats) -> NDArray[np.int64]:

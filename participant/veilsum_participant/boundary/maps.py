@@ -6,7 +6,8 @@ adds and noises as it does its own.
 =================  =======================  =====================================================================
 request            answer                   what crosses
 =================  =======================  =====================================================================
-:class:`Prepare`   :class:`WorkerDone`      out: a study, which of its tasks, what was broadcast, the kept state
+:class:`Prepare`   :class:`WorkerDone`      out: a study, which of its tasks, what was broadcast, the kept state, the site's
+                                            file of frozen weights
 :class:`Point`     :class:`WorkerDone`      out: at which values training wants its maps
 :class:`EncodeBy`  :class:`WorkerDone`      out: which program, and from which of the site's own files
 :class:`Apply`     :class:`Made`            out: values of some records, in sealed memory; in: what a map makes of them
@@ -53,7 +54,8 @@ class Prepare(Inquiry[WorkerDone]):
         device: where networks are computed.
         study: its bytes.
         label: of the task.
-        broadcast, state: arrays, as they are encoded for a broadcast.
+        broadcast, state: arrays, as they are encoded for a broadcast; with none the task is not ready, but its weights are.
+        weights: path of the file of its model's frozen weights, which is held to the model's shapes; empty for none.
     """
 
     code, answer, most, most_answered, seconds = 1, WorkerDone, MOST, SMALL, FIRST
@@ -62,6 +64,7 @@ class Prepare(Inquiry[WorkerDone]):
     label: str = text(3, 256)
     broadcast: bytes = octets(4, MAX_OBJECT_BYTES)
     state: bytes = octets(5, MAX_OBJECT_BYTES)
+    weights: str = text(6, 4096)
 
 
 @dataclass(frozen=True)

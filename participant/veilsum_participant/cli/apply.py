@@ -21,13 +21,13 @@ from veilsum_node.errors import DataError, Misuse, StateError
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_node.process.new_files import new_file
 from veilsum_node.spreadsheets import defused, line
-from veilsum_participant.applying.model import Model, best_class, probabilities
+from veilsum_participant.applying.model import Model, best_class, network_of, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
 from veilsum_participant.data.encode import encode_tables
-from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.quality import ColumnCells
 from veilsum_participant.data.sources import read_table
+from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.results.result import MANIFEST, load_result
 from veilsum_privacy.study.encoder import Program
@@ -47,12 +47,14 @@ class Own:
         site: ``--site``.
         encoder: ``--encoder``.
         new: ``--new-site``: it took no part in the study.
+        weights: ``--weights``.
     """
 
     config: Path | None
     site: str | None
     encoder: Path | None
     new: bool = False
+    weights: Path | None = None
 
     @cached_property
     def settings(self) -> ParticipantConfig:
@@ -136,19 +138,28 @@ def apply_result(result: Path, data: Source, own: Own, *, schema: Path | None, o
 
 
 def open_model(result: Path, own: Own) -> Model:
-    """The result as a model; its program, if it needs one, from ``--encoder`` or by its hash from the site's configuration."""
+    """The result as a model; what it needs of frozen files as named, or by its hash from the site's configuration."""
     bundle = load_result(result)
-    declared = parse_recipe(bundle)[0].encoder
-    if isinstance(declared, Program) and own.encoder is None:
-        if own.config is None and not CONFIG.exists():
-            raise Misuse(
-                f"This result needs the frozen program with SHA-256 {declared.sha256}.",
-                "Name its file with --encoder, or a configuration that has it with --config.",
-            )
-        return Model.from_result(bundle, find_encoder(own.settings.encoders, declared))
+    recipe = parse_recipe(bundle)[0]
+    declared, network = recipe.encoder, network_of(recipe)
     if own.encoder is not None and not isinstance(declared, Program):
         raise Misuse("This result needs no frozen program.", "Leave out --encoder.")
-    return Model.from_result(bundle, own.encoder)
+    encoder, weights = own.encoder, own.weights
+    if isinstance(declared, Program) and encoder is None:
+        encoder = _configured(own, declared.sha256, "frozen program", "--encoder")
+    if network is not None and network.weights and weights is None:
+        weights = _configured(own, network.weights, WEIGHTS, "--weights")
+    return Model.from_result(bundle, encoder, weights)
+
+
+def _configured(own: Own, sha256: str, what: str, option: str) -> Path:
+    """The file of the site's configuration that has a hash."""
+    if own.config is None and not CONFIG.exists():
+        raise Misuse(
+            f"This result needs the {what} with SHA-256 {sha256}.",
+            f"Name its file with {option}, or a configuration that has it with --config.",
+        )
+    return find_path(own.settings.encoders, sha256)
 
 
 def with_schema(model: Model, path: Path | None) -> Model:

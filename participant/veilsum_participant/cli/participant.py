@@ -52,6 +52,7 @@ StudyArgument = Annotated[str, typer.Argument(help="The first digits of the stud
 NewSiteOption = Annotated[
     bool, typer.Option("--new-site", help="This site took no part in the study: align it by these records.")
 ]
+WeightsOption = Annotated[Path | None, typer.Option("--weights", help="File of the base weights of a result of adapters.")]
 AsOption = Annotated[str, typer.Option("--as", help="Name of the person who decides, for the site's own ledger.")]
 CONFIG = Path("participant.toml")
 
@@ -330,6 +331,7 @@ def apply(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Where the predictions go.")] = Path("predictions.csv"),
     encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
+    weights: WeightsOption = None,
     schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of predictions.")] = False,
     as_json: JsonOption = False,
@@ -339,7 +341,9 @@ def apply(
     from veilsum_participant.settings.declared_files import declared
 
     source = declared(data, dialect or ())
-    apply_result(result, source, Own(config, site, encoder, new_site), schema=schema, out=out, force=force, as_json=as_json)
+    apply_result(
+        result, source, Own(config, site, encoder, new_site, weights), schema=schema, out=out, force=force, as_json=as_json
+    )
 
 
 @app.command()
@@ -354,6 +358,7 @@ def evaluate(
         Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
     ] = None,
     encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
+    weights: WeightsOption = None,
     schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -362,7 +367,7 @@ def evaluate(
     from veilsum_participant.cli.evaluate import evaluate_result
     from veilsum_participant.settings.declared_files import declared
 
-    own = Own(config, site, encoder, new_site)
+    own = Own(config, site, encoder, new_site, weights)
     source = None if data is None else declared(data, dialect or ())
     evaluate_result(result, own, data=source, dataset=dataset, schema=schema, as_json=as_json)
 
@@ -379,6 +384,7 @@ def personalise_command(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="New folder for the model.")] = Path("personal"),
     encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
+    weights: WeightsOption = None,
     schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -387,7 +393,7 @@ def personalise_command(
     from veilsum_participant.cli.personalise import personalise_result
     from veilsum_participant.settings.declared_files import declared
 
-    own = Own(config, site, encoder, new_site)
+    own = Own(config, site, encoder, new_site, weights)
     personalise_result(result, declared(data, dialect or ()), own, schema=schema, out=out, as_json=as_json)
 
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,10 @@ from veilsum_participant.settings.dataset_config import EncoderConfig
 from veilsum_participant.settings.encoder_files import find_path
 from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.study.encoder import Program
-from veilsum_privacy.training import device
+from veilsum_privacy.training import device, weights
+
+if TYPE_CHECKING:
+    from veilsum_privacy.tasks.agreed import AgreedTask
 
 MAX_PROGRAM_BYTES = 4 << 30
 """Largest program file that is read."""
@@ -164,7 +167,18 @@ def find_encoder(encoders: Mapping[str, EncoderConfig], declared: Program) -> Pr
     Raises:
         ConfigurationError: as :func:`find_path` and :func:`load_encoder`.
     """
-    return load_encoder(find_path(encoders, declared), declared)
+    return load_encoder(find_path(encoders, declared.sha256), declared)
+
+
+def hold_weights(path: Path, task: AgreedTask) -> None:
+    """Take the frozen weights of a task's model from a file, for this process.
+
+    Raises:
+        ConfigurationError: it is not the file that the study names, or does not hold what the model needs.
+    """
+    weights.offer(task.terms.weights, path)
+    if task.task.architecture is not None:
+        task.task.architecture.check_weights()
 
 
 @contextmanager

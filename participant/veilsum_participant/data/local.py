@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
@@ -15,6 +15,7 @@ from veilsum_participant.data.sources import check_structure
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.datasets import DAY, Batches, Datasets, Snapshot
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
+from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_participant.settings.query import origin
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
@@ -55,6 +56,11 @@ class LocalDatasets(Datasets):
         from veilsum_participant.data.encoders import find_encoder  # what only reads does without
 
         return find_encoder(encoders, declared)
+
+    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: Any, device: str) -> None:
+        from veilsum_participant.data import encoders as files  # as above, and without tasks
+
+        files.hold_weights(find_path(encoders, task.terms.weights, WEIGHTS), task)
 
     def unmatched(self, name: str, offered: DatasetConfig) -> float:
         if offered.schema_file is None:

@@ -137,7 +137,10 @@ def rehearsal_faults(site: Site, agreed: DeclaredStudy) -> Iterator[Refusal]:
     for declaration in study.tasks:
         task = agreed.task(declaration.label)
         try:
+            site.hold_weights(task)
             site.studies.rehearse(task, None)
+        except Refusal as refusal:
+            yield refusal
         except HostileInput as error:
             yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
 

@@ -209,6 +209,7 @@ class Contributions:
         if missing := [label for label in sources if label not in kept_of]:
             raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")
         participants, encode = study.participants, site.encoder(study)
+        site.hold_weights(task)
         asks = encode is not None or task.terms.kind == "training"
         elsewhere = self._elsewhere(opened, checked) if asks else None
         place = SitePlace(

@@ -16,7 +16,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusa
 from veilsum_node.phrases import counted, listed
 from veilsum_participant.settings.config import NEEDED, ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import header_conflict, named_in_records
-from veilsum_participant.settings.encoder_files import find_path
+from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
@@ -104,14 +104,15 @@ def term_faults(agreed: DeclaredStudy, config: ParticipantConfig, own: str, delt
     if study.expires - study.created > 86400 * policy.study_days:
         yield Refusal(RefusalCode.STUDY_INVALID, f"The study is open for more than {counted(policy.study_days, 'day')}.")
     yield from _dataset_faults(study, config)
-    yield from _encoder_faults(study, config)
+    if isinstance(study.encoder, Program):
+        yield from _file_faults(config, study.encoder.sha256)
     yield from _noise_kind_faults(study, policy)
     yield from _epsilon_faults(study, policy, delta)
     yield from _cohort_rule_faults(study, policy)
     yield from _printed_faults(study, policy)
     if any(weight != 1 for weight in study.weights.values()):
         yield Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
-    faults = [fault for declaration in study.tasks for fault in _task_faults(agreed, declaration, policy)]
+    faults = [fault for declaration in study.tasks for fault in _task_faults(agreed, declaration, config)]
     yield from faults
     if not any(fault.code in (RefusalCode.TASK, RefusalCode.DISCLOSURE, RefusalCode.STUDY_INVALID) for fault in faults):
         try:
@@ -212,12 +213,11 @@ def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
         )
 
 
-def _encoder_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
-    if isinstance(study.encoder, Program):
-        try:
-            find_path(config.encoders, study.encoder)
-        except ConfigurationError as error:
-            yield Refusal(RefusalCode.TASK, error.message, error.advice)
+def _file_faults(config: ParticipantConfig, sha256: str, what: str = "encoder") -> Iterator[Refusal]:
+    try:
+        find_path(config.encoders, sha256, what)
+    except ConfigurationError as error:
+        yield Refusal(RefusalCode.TASK, error.message, error.advice)
 
 
 def _noise_kind_faults(study: Study, policy: Policy) -> Iterator[Refusal]:
@@ -282,7 +282,8 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
         )
 
 
-def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, policy: Policy) -> Iterator[Refusal]:
+def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: ParticipantConfig) -> Iterator[Refusal]:
+    policy = config.policy
     if declaration.task not in policy.tasks:
         yield _not_among(RefusalCode.TASK, "Task", declaration.task, "tasks", _accept("policy.tasks"))
         return
@@ -305,6 +306,8 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, policy: Po
     except HostileInput as error:
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
+    if task.terms.weights:
+        yield from _file_faults(config, task.terms.weights, WEIGHTS)
     if task.terms.steers_sites and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,

@@ -267,10 +267,10 @@ class DatasetConfig(Frozen):
 
 
 class EncoderConfig(Frozen):
-    """A frozen encoder that studies may name by its hash; see :mod:`veilsum_participant.data.encoders`.
+    """A frozen encoder, or base weights, that studies may name by their hash; see :mod:`veilsum_participant.data.encoders`.
 
     Attributes:
-        path: a TorchScript file or a program of torch.export, relative to the configuration file.
+        path: a TorchScript file, a program of torch.export or a file of safetensors, relative to the configuration file.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The files of frozen encoders that a site's configuration names, told apart by their hashes. Nothing is loaded."""
+"""The files of frozen encoders and weights that a configuration names, told apart by their hashes. Nothing is loaded."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,11 +8,13 @@ from pathlib import Path
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.phrases import unreadable
 from veilsum_participant.settings.dataset_config import EncoderConfig
-from veilsum_privacy.study.encoder import Program
+
+WEIGHTS = "file of base weights"
+"""What a file of a model's frozen weights is called."""
 
 
-def find_path(encoders: Mapping[str, EncoderConfig], declared: Program) -> Path:
-    """The configured file that has the hash of a study's program.
+def find_path(encoders: Mapping[str, EncoderConfig], sha256: str, what: str = "encoder") -> Path:
+    """The configured file that has the hash of a study's program, or of its base weights.
 
     Raises:
         ConfigurationError: none has it; the message lists what there is.
@@ -23,11 +25,11 @@ def find_path(encoders: Mapping[str, EncoderConfig], declared: Program) -> Path:
             found[name] = file_digest(encoder.path)
         except ConfigurationError as error:
             found[name] = error.message.rstrip(".")
-        if found[name] == declared.sha256:
+        if found[name] == sha256:
             return encoder.path
     there = "; ".join(f"{name}: {what}" for name, what in found.items()) or "none is configured"
     raise ConfigurationError(
-        f"No encoder has the SHA-256 {declared.sha256} that the study names ({there}).",
+        f"No {what} has the SHA-256 {sha256} that the study names ({there}).",
         "Get the study's file and name it in participant.toml: [encoders.NAME] path = ...",
     )
 

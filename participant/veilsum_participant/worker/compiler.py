@@ -49,6 +49,7 @@ from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import parse_study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.followed import followed_model
+from veilsum_privacy.training import weights
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -68,6 +69,10 @@ class Compiler:
         Raises:
             VeilsumError: it cannot be answered; see :func:`told`.
         """
+        with weights.made_up():  # neither records nor a site's files come here
+            return self._answer(request)
+
+    def _answer(self, request: Inquiry[Message]) -> Message:
         match request:
             case TakeStudy(study):
                 return self._take(study)

@@ -141,6 +141,8 @@ class Computing:
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], Compute] = OrderedDict()
         self._timer: threading.Timer | None = None
+        self.weights: dict[str, str] = {"": ""}
+        """Paths of files of frozen weights, by their hash."""
 
     def of(self, dataset: str, purpose: str) -> Compute:
         """The process of a dataset for a purpose."""
@@ -260,7 +262,8 @@ class RoundMaps:
         last = self._last
         if last is None or last[0] is not agreed or last[1] is not broadcast or last[2] is not state:
             given = encode_broadcast(broadcast), encode_broadcast(state)
-            prepare = Prepare(self._device, agreed.agreed.study.to_bytes(), agreed.label, *given)
+            weights = self._computing.weights[agreed.terms.weights]
+            prepare = Prepare(self._device, agreed.agreed.study.to_bytes(), agreed.label, *given, weights)
             self._last = last = agreed, broadcast, state, prepare
         return self._computing.of(self._dataset, agreed.agreed.digest.hex()), last[3]
 

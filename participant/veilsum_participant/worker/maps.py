@@ -14,7 +14,7 @@ from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.maps import Apply, EncodeBy, Learned, Made, Point, Prepare, Train
 from veilsum_participant.boundary.reader import WorkerDone
-from veilsum_participant.data.encoders import load_encoder
+from veilsum_participant.data.encoders import hold_weights, load_encoder
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
@@ -66,9 +66,14 @@ class MapComputer:
 
     def _prepare(self, request: Prepare) -> None:
         device.choose(request.device)
-        self._task = AgreedStudy.parse(request.study).task(request.label).task
+        agreed = AgreedStudy.parse(request.study).task(request.label)
+        if request.weights:
+            hold_weights(Path(request.weights), agreed)
+        self._task = agreed.task
         self._broadcast, self._state = decode_broadcast(request.broadcast), decode_broadcast(request.state)
-        self._at, self._maps = None, self._task.maps(self._broadcast) if isinstance(self._task, RowTask) else {}
+        self._at, self._maps = None, {}
+        if isinstance(self._task, RowTask) and self._broadcast:
+            self._maps = self._task.maps(self._broadcast)
 
     def _apply(self, request: Apply) -> Made:
         given = np.frombuffer(b"" if request.memory is None else request.memory.view(), np.float64)

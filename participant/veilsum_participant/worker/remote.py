@@ -37,11 +37,11 @@ from veilsum_participant.boundary.reader import (
 )
 from veilsum_participant.datasets import Batches, Datasets, Snapshot
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.settings.encoder_files import find_path
+from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_participant.worker.rows import opened_rows
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
 from veilsum_privacy.computation.contribution import Elsewhere
-from veilsum_privacy.computation.declared import Encode
+from veilsum_privacy.computation.declared import DeclaredTask, Encode
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -143,7 +143,7 @@ class WorkerDatasets(Datasets):
         from veilsum_participant.boundary.maps import EncodeBy  # which a site does without where no study has a network
         from veilsum_participant.worker.elsewhere import MapFailedError, ProgramElsewhere
 
-        path = find_path(encoders, declared).absolute()
+        path = find_path(encoders, declared.sha256).absolute()
         request = EncodeBy(device, str(path), declared.model_dump_json().encode())
         encode = ProgramElsewhere(self._maps(), name, declared.sha256, request)
         try:
@@ -152,6 +152,19 @@ class WorkerDatasets(Datasets):
             told = f"The encoder {path} cannot be loaded as the study's program."
             raise ConfigurationError(told, "The log of the process that loads it says why.") from error
         return encode
+
+    def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask, device: str) -> None:
+        from veilsum_participant.boundary.maps import Prepare  # as above
+        from veilsum_participant.worker.elsewhere import MapFailedError
+
+        path, maps = find_path(encoders, task.terms.weights, WEIGHTS).absolute(), self._maps()
+        maps.weights[task.terms.weights] = str(path)
+        request = Prepare(device, task.study.to_bytes(), task.label, weights=str(path))
+        try:
+            maps.of(name, task.agreed.digest.hex()).ready(request)
+        except MapFailedError as error:
+            told = f"The base weights {path} are not those that the study's model needs."
+            raise ConfigurationError(told, "The log of the process that loads them says why.") from error
 
     def elsewhere(self, name: str, device: str, seconds: float) -> Elsewhere:
         from veilsum_participant.worker.elsewhere import RoundMaps

@@ -20,6 +20,7 @@ from veilsum_privacy.study.encoder import Encoder
 from veilsum_privacy.study.study import Disclosure, NoiseKind, Unit
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.feature_maps import Encode
+from veilsum_privacy.training.weights import made_up
 
 SEALED = 2
 """Releases of each audit that are encrypted and opened."""
@@ -186,6 +187,7 @@ def _run(
     return tuple(rows)
 
 
+@made_up()  # no record is a person's here, and so no file of frozen weights is needed
 def _row(
     subject: Subject, random: RandomSource, encoder: Callable[[Encoder | None], Encode | None], trials: int, level: float
 ) -> AuditRow:

@@ -57,6 +57,7 @@ from veilsum_privacy.tasks.parameters import PartParameters
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import from_broadcast
 from veilsum_privacy.training.released import model_digest
+from veilsum_privacy.training.weights import made_up
 
 MOST = 256
 """Most made-up records of a task."""
@@ -90,6 +91,7 @@ SMALL = 2**14
 """Values of a broadcast up to which a task is tried on a few records again, for each round's values; beyond, on none."""
 
 
+@made_up()  # frozen weights are a file of whoever meets records
 def rehearse(
     agreed: AgreedTask,
     broadcast: Mapping[str, Floats] | None = None,

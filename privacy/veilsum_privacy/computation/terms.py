@@ -9,6 +9,7 @@ product that is longer than the declared grid is pulled in whatever is said of i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -49,6 +50,7 @@ class TaskTerms:
         site_arrays, single_arrays: names of broadcast arrays with a row for each site, and of those that may be in single
             precision.
         disclosures: that the task allows.
+        weights: SHA-256 of the file of its model's frozen weights, which whoever computes on records needs; empty for none.
     """
 
     kind: TaskKind
@@ -63,6 +65,7 @@ class TaskTerms:
     site_arrays: tuple[str, ...] = ()
     single_arrays: tuple[str, ...] = ()
     disclosures: tuple[Disclosure, ...] = ("joint", "per-site")
+    weights: str = ""
 
     def largest(self, declared: TaskDeclaration, study: Study) -> int:
         """Largest absolute value of the vector at one site before noise, in grid units: of the declaration alone."""
@@ -90,6 +93,7 @@ class TaskTerms:
             "site_arrays": list(self.site_arrays),
             "single_arrays": list(self.single_arrays),
             "disclosures": list(self.disclosures),
+            "weights": self.weights,
         }
 
     @staticmethod
@@ -105,6 +109,7 @@ class TaskTerms:
             _want(kind in get_args(TaskKind) and all(isinstance(flag, bool) for flag in flags))
             disclosures = tuple(value["disclosures"])
             _want(set(disclosures) <= set(get_args(Disclosure)))
+            _want(re.fullmatch(r"([0-9a-f]{64})?", value["weights"]) is not None)
             products = None if value["products"] is None else products_from_json(value["products"])
             return TaskTerms(
                 kind,
@@ -119,6 +124,7 @@ class TaskTerms:
                 _names(value["site_arrays"]),
                 _names(value["single_arrays"]),
                 disclosures,
+                value["weights"],
             )
         except (TypeError, ValueError, KeyError) as error:
             raise HostileInput("A task's terms are not what they have to be.") from error

@@ -36,6 +36,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, PartParameters, WidthParameters
+from veilsum_privacy.training.models.base import Architecture
 
 P = TypeVar("P", bound=Frozen)
 
@@ -49,8 +50,10 @@ class Task(ABC, Generic[P]):
         parameters: as the study declares them.
         schema: of the study's dataset.
         dimension: how many features the task sees, or its source has; 0 for a task that takes none.
+        architecture: of the model that is trained, or predicts; None of a task without one.
     """
 
+    architecture: Architecture | None = None
     name: ClassVar[str]
     kind: ClassVar[TaskKind]
     disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint", "per-site")
@@ -105,6 +108,7 @@ class Task(ABC, Generic[P]):
             site_arrays=self.site_arrays(),
             single_arrays=tuple(sorted(self.single_arrays())),
             disclosures=self.disclosures,
+            weights="" if self.architecture is None else self.architecture.weights,
         )
 
     # -- the declaration ---------------------------------------------------------------------------------------------------

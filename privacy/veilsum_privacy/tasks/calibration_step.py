@@ -20,7 +20,7 @@ from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, event_norm, step_layout, step_row
 from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.arrays import from_broadcast, to_broadcast
-from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.traced import opaque_scores, traced_scores
 
 
@@ -54,6 +54,7 @@ class CalibrationStep(RowTask[CalibrationStepParameters]):
     name = "calibration-step"
     disclosures = ("joint",)
     Parameters: ClassVar[type[Frozen]] = CalibrationStepParameters
+    architecture: Architecture
 
     def __init__(self, parameters: CalibrationStepParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

@@ -26,7 +26,7 @@ from veilsum_privacy.tasks.parameters import PartParameters
 from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
 from veilsum_privacy.training.gradients import ModelGradient
 from veilsum_privacy.training.losses import OutcomeLoss
-from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.server_steps import ServerSteps, stated_weights
 from veilsum_privacy.training.sketches import GradientProjection, Sketches
 
@@ -124,6 +124,7 @@ class Gradient(FactorTask[GradientParameters]):
 
     name = "gradient"
     Parameters: ClassVar[type[Frozen]] = GradientParameters
+    architecture: Architecture
 
     def __init__(self, parameters: GradientParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
@@ -140,9 +141,9 @@ class Gradient(FactorTask[GradientParameters]):
         self._classes = len(schema.classes) if self._loss is None else self._loss.scores
         with told_as(Misuse, HostileInput):
             check_resolved(parameters.model)
-            self._architecture = build_architecture(parameters.model, self.dimension, self._classes)
-        self._gradient = ModelGradient(self._architecture, outcome=self._loss)
-        self.sketches = Sketches(self._architecture.shapes(), parameters.projection)
+            self.architecture = build_architecture(parameters.model, self.dimension, self._classes)
+        self._gradient = ModelGradient(self.architecture, outcome=self._loss)
+        self.sketches = Sketches(self.architecture.shapes(), parameters.projection)
 
     def check(self, declared: TaskDeclaration, study: Study, source: Task[Any] | None) -> None:
         super().check(declared, study, source)
@@ -191,12 +192,12 @@ class Gradient(FactorTask[GradientParameters]):
         return Products((*self.sketches.terms(self._gradient.terms), *counted), p.gradient_clip, p.class_weights)
 
     def single_arrays(self) -> frozenset[str]:
-        return frozenset(to_broadcast(self._architecture.shapes()))
+        return frozenset(to_broadcast(self.architecture.shapes()))
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         centre = {CENTRE: np.zeros(self.dimension)} if self.parameters.centre else {}
         weights = {CLASS_WEIGHTS: np.ones(self._classes)} if self.parameters.class_weights else {}
-        return {**to_broadcast(self._architecture.initial(0)), **centre, **weights, **self.sketches.broadcast(0, 1)}
+        return {**to_broadcast(self.architecture.initial(0)), **centre, **weights, **self.sketches.broadcast(0, 1)}
 
     def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         p = self.parameters
@@ -214,4 +215,4 @@ class Gradient(FactorTask[GradientParameters]):
         return self._gradient.maps(self._arrays(broadcast))
 
     def _arrays(self, broadcast: Mapping[str, Floats]) -> dict[str, Floats]:
-        return from_broadcast(broadcast, self._architecture.shapes())
+        return from_broadcast(broadcast, self.architecture.shapes())

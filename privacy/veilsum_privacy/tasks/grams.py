@@ -66,13 +66,14 @@ class Grams(FactorTask[GramsParameters]):
 
     name = "grams"
     Parameters: ClassVar[type[Frozen]] = GramsParameters
+    architecture: Architecture
 
     def __init__(self, parameters: GramsParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
         with told_as(Misuse, HostileInput):
             check_resolved(parameters.model)
-            self._architecture = build_architecture(parameters.model, self.dimension, max(2, len(schema.classes)))
-        self.sizes = checked_sizes(self._architecture, parameters.layers)
+            self.architecture = build_architecture(parameters.model, self.dimension, max(2, len(schema.classes)))
+        self.sizes = checked_sizes(self.architecture, parameters.layers)
         counts = [size * (size + 1) // 2 for size in self.sizes.values()]
         norms = [float(parameters.gram_clip) ** 2] * len(counts)
         self._weights = dict(zip(self.sizes, balanced_weights(norms, counts, [1.0] * len(counts)), strict=True))
@@ -96,21 +97,21 @@ class Grams(FactorTask[GramsParameters]):
         return Products(tuple(Gram(size, self._weights[name]) for name, size in self.sizes.items()), self._bound())
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
-        return to_broadcast(self._architecture.initial(0))
+        return to_broadcast(self.architecture.initial(0))
 
     def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         p = self.parameters
         used = usable(p, record)
         x = clipped(p, record, used)
         used = used & every(finite(x))
-        given = traced_inputs(self._architecture, self._arrays(broadcast), where(used, x, 0.0), p.layers)
+        given = traced_inputs(self.architecture, self._arrays(broadcast), where(used, x, 0.0), p.layers)
         return only(joined(*(scaled_down(values, float(p.gram_clip)) for values in given)), used)
 
     def maps(self, broadcast: Mapping[str, Floats]) -> Mapping[str, OpaqueMap]:
-        return opaque_inputs(self._architecture, self._arrays(broadcast), self.parameters.layers)
+        return opaque_inputs(self.architecture, self._arrays(broadcast), self.parameters.layers)
 
     def _arrays(self, broadcast: Mapping[str, Floats]) -> dict[str, Floats]:
-        return from_broadcast(broadcast, self._architecture.shapes())
+        return from_broadcast(broadcast, self.architecture.shapes())
 
 
 def checked_sizes(architecture: Architecture, layers: Sequence[str]) -> dict[str, int]:

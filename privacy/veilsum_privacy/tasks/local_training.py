@@ -36,7 +36,7 @@ from veilsum_privacy.training.descent import Descended, descend_noised
 from veilsum_privacy.training.gradients import ModelGradient
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.mlp import Descent
-from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.objectives import ObjectiveSpec, build_objective
 from veilsum_privacy.training.objectives.base import Done, LocalObjective, Received, RecordRows, scaled_to
 
@@ -117,6 +117,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
 
     name = "local-training"
     Parameters: ClassVar[type[Frozen]] = LocalTrainingParameters
+    architecture: Architecture
 
     def __init__(self, parameters: LocalTrainingParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

@@ -36,7 +36,7 @@ from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters
 from veilsum_privacy.tasks.tables import TablesParameters, TableTask
 from veilsum_privacy.training.arrays import to_broadcast
-from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.models.perceptrons import Perceptron
 from veilsum_privacy.training.models.trees import Trees
 from veilsum_privacy.training.released import broadcast_model
@@ -158,6 +158,7 @@ class ModelTables(TableTask[ModelTablesParameters]):
     name = "model-tables"
     disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint", "per-site")
     Parameters: ClassVar[type[Frozen]] = ModelTablesParameters
+    architecture: Architecture
 
     def __init__(self, parameters: ModelTablesParameters, schema: DatasetSchema) -> None:
         p = parameters

@@ -67,11 +67,21 @@ def unflatten(vector: Floats, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
 
 
 def load(module: "nn.Module", arrays: Mapping[str, Floats]) -> None:
-    """Copy arrays into a network's parameters.
+    """Copy arrays into a network's parameters, and have it take what of it is not trained.
 
     Raises:
         Misuse: an array is missing or has another shape.
+        ConfigurationError: as :meth:`.models.networks.Network.settle`.
     """
+    from veilsum_privacy.training.models.networks import Network
+
+    put(module, arrays)
+    if isinstance(module, Network):
+        module.settle()
+
+
+def put(module: "nn.Module", arrays: Mapping[str, Floats]) -> None:
+    """:func:`load` of the parameters alone."""
     import torch
 
     with torch.no_grad():

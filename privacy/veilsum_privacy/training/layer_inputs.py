@@ -74,15 +74,16 @@ def opaque_inputs(architecture: Architecture, arrays: Mapping[str, Floats], laye
     def compute(x: Floats) -> Floats:
         import torch
 
-        from veilsum_privacy.training.arrays import load
+        from veilsum_privacy.training.arrays import put
         from veilsum_privacy.training.batches import array, compute_module, one_thread, padded, tensor
         from veilsum_privacy.training.places import records_at_once
 
         if not made:
             made.append(compute_module(architecture))
-            load(made[0], arrays)
+            put(made[0], arrays)
             for name in layers:
                 made[0].get_submodule(name).register_forward_pre_hook(_noting(seen[name]))
+        made[0].settle()
         size, found = records_at_once(architecture), []
         for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), size):
             for noted in seen.values():

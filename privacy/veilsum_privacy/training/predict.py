@@ -74,14 +74,15 @@ def network_map(
     def compute(x: Floats) -> Floats:
         import torch
 
-        from veilsum_privacy.training.arrays import load
+        from veilsum_privacy.training.arrays import put
         from veilsum_privacy.training.batches import array, compute_module, one_thread, padded, tensor
         from veilsum_privacy.training.places import records_at_once
 
         if not made:
             made.append(compute_module(architecture))
-            load(made[0], arrays)
+            put(made[0], arrays)
         module = made[0]
+        module.settle()
         width = architecture.shapes()["head.weight"][1] if representation else architecture.classes
         found = np.zeros((len(x), width))
         with one_thread(), torch.inference_mode():

@@ -4,13 +4,15 @@ A name that veilsum has is never taken from an entry point. An architecture is c
 it, but brings none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
+from typing import Any
 
 from pydantic import ValidationError
 
 from veilsum_node.config import did_you_mean, explain
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.training.models.adapters import Adapters
 from veilsum_privacy.training.models.attention import Block
 from veilsum_privacy.training.models.base import MAX_VALUES, Architecture, ModelSpec, ReleasedArchitecture
 from veilsum_privacy.training.models.discriminants import Discriminant
@@ -25,7 +27,7 @@ __all__ = ["GROUP", "MODELS", "RELEASED", "Architecture", "ModelSpec", "build_ar
 GROUP = "veilsum.models"
 """The group of entry points; each names a subclass of :class:`Architecture` by its own name."""
 
-_ALL: tuple[type[Architecture], ...] = (Linear, Mlp, LeNet5, Vgg11, ResNet18, Block)
+_ALL: tuple[type[Architecture], ...] = (Linear, Mlp, LeNet5, Vgg11, ResNet18, Block, Adapters)
 
 MODELS: Mapping[str, type[Architecture]] = {kind.name: kind for kind in _ALL}
 """Every architecture of veilsum's own that gradients train, by name."""
@@ -79,8 +81,17 @@ def check_resolved(spec: ModelSpec) -> None:
     Raises:
         HostileInput: an option is not stated, or as :func:`resolve_model`.
     """
-    if left := sorted(set(resolve_model(spec).options) - set(spec.options)):
+    if left := sorted(_open(resolve_model(spec).options, spec.options)):
         raise HostileInput(f"Model {spec.name!r} leaves options open: {', '.join(left)}.", "State every option.")
+
+
+def _open(resolved: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[str]:
+    """Options that are not stated, those of a model within another too."""
+    for key, value in resolved.items():
+        if key not in stated:
+            yield key
+        elif isinstance(value, Mapping) and isinstance(stated[key], Mapping):
+            yield from _open(value, stated[key])
 
 
 def _kind(name: str) -> type[Architecture]:

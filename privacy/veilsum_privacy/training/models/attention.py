@@ -4,13 +4,13 @@ What lies below is frozen and makes the records' features, an encoder's hidden s
 is read, so its Linear layers but those of keys and values take one vector of a record: RegMean fuses them as any others.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 from veilsum_node.errors import Misuse
-from veilsum_node.fields import Frozen
+from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes
 
 if TYPE_CHECKING:
@@ -23,10 +23,15 @@ class BlockOptions(Frozen):
     Attributes:
         heads: of the attention; they divide the width of a word.
         hidden: units of the first of both Linear layers.
+        activation: between these.
+        epsilon: what both norms add to a variance.
     """
 
     heads: int = Field(default=2, ge=1, le=64)
     hidden: int = Field(default=64, ge=1, le=8192)
+    # studies signed before do not state these
+    activation: Literal["relu", "gelu"] = Field(default="relu", exclude_if=lambda stated: stated == "relu")
+    epsilon: Real = Field(default=1e-5, ge=1e-12, le=0.1, exclude_if=lambda stated: stated == 1e-5)
 
 
 class Block(Architecture):
@@ -65,7 +70,8 @@ class Block(Architecture):
 
         from veilsum_privacy.training.models.networks import LastWord, Network
 
-        features = LastWord(self.words, self.across, self.options.heads, self.options.hidden)
+        o = self.options
+        features = LastWord(self.words, self.across, o.heads, o.hidden, o.activation, o.epsilon)
         return Network(features, nn.Linear(self.across, self.classes))
 
     def channels(self) -> tuple[ChannelGroup, ...]:

@@ -65,6 +65,8 @@ class Architecture(ABC):
     precision: ClassVar[Literal["float32", "float64"]] = "float64"
     """What the network is computed in. Clipping and sums are float64 either way. Convolutions in float64 take 2 to 9 times as
     long."""
+    weights: str = ""
+    """SHA-256 of the file of what is frozen of it (:mod:`veilsum_privacy.training.weights`); none of a model trained whole."""
 
     def __init__(self, options: Frozen, inputs: tuple[int, ...] | None, width: int, classes: int) -> None:
         """Build the architecture.
@@ -98,12 +100,12 @@ class Architecture(ABC):
         Raises:
             Misuse: it has a layer that per-record gradients do not exist for, or other parameters than :meth:`shapes` says.
         """
-        from veilsum_privacy.training.arrays import load
+        from veilsum_privacy.training.arrays import put
         from veilsum_privacy.training.models.networks import check
 
         module = self.network().double().train()
         check(module, self.shapes())
-        load(module, self.initial(0))
+        put(module, self.initial(0))
         return module
 
     def initial(self, seed: int) -> dict[str, Floats]:
@@ -134,6 +136,21 @@ class Architecture(ABC):
     def linear_layers(self) -> tuple[str, ...]:
         """Names of the Linear layers from input to output; each has ``.weight`` (out, in) and ``.bias`` (out,)."""
         return ("head",)
+
+    def frozen(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The arrays of its network that are not trained, by name: what the file of :attr:`weights` calls each, its shape."""
+        return {}
+
+    def check_weights(self) -> None:
+        """Insist that what is frozen of it is at hand in this process, whole.
+
+        Raises:
+            ConfigurationError: as :func:`veilsum_privacy.training.weights.frozen`.
+        """
+        from veilsum_privacy.training import weights
+
+        if self.weights:
+            weights.frozen(self.weights, dict(self.frozen().values()))
 
     @property
     def size(self) -> int:

@@ -1,7 +1,8 @@
 """Building blocks of the networks, in torch, and what no network may contain."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from veilsum_node.errors import Misuse
+from veilsum_privacy.training import weights
 
 
 class Network(nn.Module):
@@ -25,6 +27,13 @@ class Network(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.head(self.features(x))
         return scores
+
+    def settle(self) -> None:
+        """Take the values of what is not trained, before records go through it; a network that is trained whole has none.
+
+        Raises:
+            ConfigurationError: as :func:`veilsum_privacy.training.weights.frozen`.
+        """
 
 
 class Scale(nn.Module):
@@ -80,17 +89,97 @@ class Residual(nn.Module):
         return torch.relu(self.norm2(self.conv2(inner)) + beside)
 
 
+class Adapter(nn.Module):
+    """A layer that is not trained beside a trained product of low rank: layer(x) + scale B A x."""
+
+    def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
+        super().__init__()
+        self.base_layer, self.scale = layer, scale
+        self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
+        return found
+
+
+class Adapted(Network):
+    """A network of which adapters of some Linear layers and the head are trained.
+
+    What is frozen is plain tensors of its layers and no parameter: nobody takes a gradient of it, and nothing sends it. It
+    begins with the network's own values, which stand for those that :meth:`settle` takes out of a file.
+    """
+
+    def __init__(
+        self, network: Network, layers: tuple[str, ...], rank: int, scale: float, sha256: str,
+        frozen: Mapping[str, tuple[str, tuple[int, ...]]],
+    ) -> None:  # fmt: skip
+        """See the class.
+
+        Args:
+            network: is taken apart.
+            layers: Linear layers that get an adapter, by name.
+            rank, scale: of the adapters.
+            sha256: of the file of the frozen values.
+            frozen: what is not trained: what the file calls each of the network's arrays, and its shape.
+
+        Raises:
+            Misuse: one of the layers is no Linear layer.
+        """
+        super().__init__(network.features, network.head)
+        self._sha256, self._frozen, self._held = sha256, dict(frozen), ""
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        for name in frozen:
+            layer, _, own = name.rpartition(".")
+            module = network.get_submodule(layer)
+            self._places[name] = module, own
+            module.__dict__[own] = module._parameters.pop(own).detach().clone()  # type: ignore[union-attr]
+        self._made_up = {name: self._values(name) for name in frozen}
+        for name in layers:
+            above, _, own = name.rpartition(".")
+            layer_module = network.get_submodule(name)
+            if not isinstance(layer_module, nn.Linear):
+                raise Misuse(f"The layer {name!r} is a {type(layer_module).__name__}, which gets no adapter.", "Leave it out.")
+            setattr(network.get_submodule(above), own, Adapter(layer_module, rank, scale))
+
+    def _values(self, name: str) -> torch.Tensor:
+        module, own = self._places[name]
+        found: torch.Tensor = module.__dict__[own]
+        return found
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Adapted":
+        """Whatever moves the parameters to another device or type moves what is frozen too."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, (module, own) in self._places.items():
+            module.__dict__[own] = fn(self._values(name))
+        return self
+
+    def settle(self) -> None:
+        wanted = "" if weights.are_made_up() else self._sha256
+        if wanted == self._held:
+            return
+        shapes = dict(self._frozen.values())
+        found = weights.frozen(wanted, shapes) if wanted else {}
+        for name, (module, own) in self._places.items():
+            values = self._made_up[name] if not wanted else found[self._frozen[name][0]]
+            module.__dict__[own] = values.to(self._values(name), copy=True)
+        self._held = wanted
+
+
 class LastWord(nn.Module):
     """What a transformer's block makes of the first of its words (B, words, width): (B, width), as :class:`.Block` has it."""
 
-    def __init__(self, words: int, width: int, heads: int, hidden: int) -> None:
+    def __init__(
+        self, words: int, width: int, heads: int, hidden: int, activation: str = "relu", epsilon: float = 1e-5
+    ) -> None:
         super().__init__()
         self.shape, self.heads = (words, width), heads
+        self.bend = nn.GELU() if activation == "gelu" else relu()
         # A bias of keys adds the same to every word's fit: it would be noise alone.
         self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, width, False), nn.Linear(width, width)
         self.out = nn.Linear(width, width)
         self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1, self.norm2 = nn.LayerNorm(width, epsilon), nn.LayerNorm(width, epsilon)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         words = x.reshape(len(x), *self.shape)
@@ -102,7 +191,7 @@ class LastWord(nn.Module):
         share = torch.softmax(fit.masked_fill(~there[:, None], NOWHERE), dim=2)
         told = (share[..., None] * value).sum(dim=2).reshape(len(x), -1)
         seen = self.norm1(words[:, 0] + self.out(told))
-        made: torch.Tensor = self.norm2(seen + self.second(torch.relu(self.first(seen))))
+        made: torch.Tensor = self.norm2(seen + self.second(self.bend(self.first(seen))))
         return made
 
 
@@ -158,9 +247,10 @@ def check(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
     if not isinstance(module, Network):
         raise Misuse("A model's network must be a Network of features and head.")
     found = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    if found != dict(shapes):
+    if list(found.items()) != list(shapes.items()):
         odd = sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name))
-        raise Misuse(f"The network's parameters are not as declared: {', '.join(odd[:5])}.")
+        told = ", ".join(odd[:5]) or f"they come as {', '.join(list(found)[:5])}"  # gradients are told by their order
+        raise Misuse(f"The network's parameters are not as declared: {told}.")
 
 
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

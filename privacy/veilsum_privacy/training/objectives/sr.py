@@ -48,6 +48,7 @@ class Probabilistic(Architecture):
         self.name = f"probabilistic-{inner.name}"  # type: ignore[misc]  # one for each kind of model
         self.inner = inner
         self.precision = inner.precision  # type: ignore[misc]
+        self.weights = inner.weights
         self._h = representation_size(inner)
 
     def shapes(self) -> Shapes:
