@@ -164,7 +164,8 @@ def test_one_whose_certificate_ended_before_the_roster_is_left_out(tmp_path: Pat
     members = Members(study, study_digest(study.to_bytes()), site.credentials.authority, bed.clock)
     for name, other in bed.sites.items():
         own = other.credentials
-        members.enrol(name, enrol(study_digest(study.to_bytes()), own.identity, BoxKey.generate().public, own.signing_key))
+        enrolment = enrol(study_digest(study.to_bytes()), own.identity, BoxKey.generate().public, own.signing_key)
+        members.enrol(name, enrolment, lambda: None)
     bed.clock.now = ends + 1
     assert members.close() == 2
     assert f"goes on without c: The certificate of participant c has expired: it ended on {moment(ends)}" in caplog.text

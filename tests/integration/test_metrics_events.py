@@ -17,6 +17,7 @@ from support.network import PATIENCE, wait_for
 from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
+from veilsum_coordinator.service.fetching import Fetching
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
@@ -187,9 +188,9 @@ def test_an_absent_member(watched: Watched) -> None:
 
 def test_a_sum_that_does_not_hold_is_refused_before_anybody_pays(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """One member finds what it is shown wrong: the others go on without it."""
-    fixed = Hub.pieces
+    fixed = Fetching.pieces
 
-    def wrong(self: Hub, name: str, kind: Any, *rest: Any) -> Any:
+    def wrong(self: Fetching, name: str, kind: Any, *rest: Any) -> Any:
         found = fixed(self, name, kind, *rest)
         if name != "c" or kind != pb.OBJECT_KIND_FIXED:
             return found
@@ -197,7 +198,7 @@ def test_a_sum_that_does_not_hold_is_refused_before_anybody_pays(watched: Watche
         shown.fixed.signature = bytes(70)
         return [shown.SerializeToString()]
 
-    monkeypatch.setattr(Hub, "pieces", wrong)
+    monkeypatch.setattr(Fetching, "pieces", wrong)
     assert watched.sum().cohort == ("a", "b")
     assert [watched.of("decode_failures_total", who, stage="check") for who in NAMES] == [0, 0, 1]
     assert (

@@ -163,8 +163,8 @@ def test_the_text_depends_on_no_record(tmp_path: Path) -> None:
     site = ask(attack, 600)
     _, text = shown(attack)
     for dataset in site.config.datasets.values():
-        assert dataset.file is not None
-        dataset.file.unlink()
+        assert dataset.path is not None
+        dataset.path.unlink()
     again = shown_study(site, attack.key.hex())
     assert shown_text(again) == text
 

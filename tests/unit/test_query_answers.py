@@ -324,18 +324,18 @@ def test_a_bad_study_says_what_to_do() -> None:
 
 def test_a_synthetic_cohort_has_the_records_pairs(tmp_path: Path) -> None:
     records, data = records_of(4000)
-    study = compiled(3.0, query=({"kind": "synthetic", "name": "cohort", "over": ["age_group", "arm", "sex", "stay"]},))
+    study = compiled(3.0, query=({"kind": "synthetic", "name": "alike", "over": ["age_group", "arm", "sex", "stay"]},))
     plain = federation(study, split_records(records, 4), 1)
     result = METHODS["statistics"].run(plain)
-    codes = result.arrays["cohort records"]
+    codes = result.arrays["alike records"]
     assert abs(len(codes) - 4000) < 200
     assert np.mean(codes[:, 1] == 1) == pytest.approx(data["arm"].mean(), abs=0.05)
-    assert [row["column"] for row in result.summary["cohort records"]] == ["age_group", "arm", "sex", "stay"]
-    assert "missing" in result.summary["cohort records"][0]["levels"]
+    assert [row["column"] for row in result.summary["alike records"]] == ["age_group", "arm", "sex", "stay"]
+    assert "missing" in result.summary["alike records"][0]["levels"]
     export_result(result, tmp_path, ["csv"])
-    lines = (tmp_path / "cohort-records.csv").read_text().splitlines()
+    lines = (tmp_path / "alike-records.csv").read_text().splitlines()
     assert (lines[0], len(lines)) == ("age_group,arm,sex,stay", len(codes) + 1)
     again = METHODS["statistics"].run(federation(study, split_records(records, 4), 1))
-    assert (again.arrays["cohort records"] == codes).all()
+    assert (again.arrays["alike records"] == codes).all()
     plan = plan_study(drafted(request_of(3.0, query=({"kind": "synthetic"},)), SITES), study)
     assert plan.parts
