@@ -81,7 +81,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[TestBed, StudyProof,
     bed.local.prepare(key)
     entry, roster = bed.hub.studies[key], bed.hub.studies[key].machine.members.fixed_roster()
     enrolments = tuple(member.enrolment for member in roster.members)
-    whole = StudyProof(entry.submitted.study, entry.submitted.signature, entry.submitted.certificate, enrolments)
+    whole = StudyProof(entry.signed.study, entry.signed.signature, entry.signed.certificate, enrolments)
     return bed, whole, check_study(whole, bed.analyst.authority)
 
 

@@ -43,7 +43,7 @@ def whole(bed: TestBed) -> StudyProof:
     bed.local.prepare(key)
     entry, roster = bed.hub.studies[key], bed.hub.studies[key].machine.members.fixed_roster()
     enrolments = tuple(member.enrolment for member in roster.members)
-    return StudyProof(entry.submitted.study, entry.submitted.signature, entry.submitted.certificate, enrolments)
+    return StudyProof(entry.signed.study, entry.signed.signature, entry.signed.certificate, enrolments)
 
 
 @pytest.fixture(scope="module")
