@@ -142,19 +142,17 @@ def _released(
     content = {**schema.model_dump(), "max_records": 2000, "label": {"column": "topic", "classes": classes}}
     digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
     options = {"of": "block", "options": BLOCK.options, "weights": digests["base"], "layers": [*LAYERS], "rank": rank}
-    adapters = {
-        "model": {"name": "adapters", "inputs": [LENGTH, WIDTH], "options": options},
-        "optimiser": {"name": "adam", "learning_rate": 0.02},
-        "steps": rounds,
-    }
+    adam = {"optimiser": {"name": "adam", "learning_rate": 0.02}, "steps": rounds}
+    adapters = {"model": {"name": "adapters", "inputs": [LENGTH, WIDTH], "options": options}, **adam}
     told = {}
     with veilsum.simulate(frames, content, encoders=files) as federation:
         for epsilon in EPSILONS:
             privacy: dict[str, Any] = {"noise": "none"} if epsilon is None else {"epsilon": epsilon}
             dataset, cost = federation.dataset(**privacy), "none" if epsilon is None else f"{epsilon:g}"
             for name, program, width, parameters in (
-                ("head alone", "features", WIDTH, {"steps": rounds}),
-                (f"adapters of rank {rank}", "words", LENGTH * WIDTH, adapters),
+                ("head alone, as by default", "features", WIDTH, {"steps": rounds}),
+                ("head alone, Adam", "features", WIDTH, adam),
+                (f"adapters of rank {rank}, Adam", "words", LENGTH * WIDTH, adapters),
             ):
                 encoder = {
                     "kind": "program",

@@ -479,6 +479,24 @@ def test_peft_finds_its_names_and_shapes(file: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.system
+def test_peft_computes_what_the_result_does(file: Path, tmp_path: Path) -> None:
+    """Loaded by peft itself, which nothing else needs: `.venv/bin/pip install peft` first."""
+    peft = pytest.importorskip("peft")
+    weights.offer(digest(file), file)
+    result = get_method("fedsgd").run(Watched(study(file, steps=2), texts(), 0))
+    export_result(result, tmp_path / "adapter", ["peft"])
+    base, network = build_architecture(BASE, WORDS * ACROSS, CLASSES).network(), built(digest(file)).network()
+    load_into(base, {name: value for name, value in base_values().items() if name != "features.key.bias"})
+    load_into(network, {name: result.arrays[MODEL + name] for name in built().shapes()})
+    x = torch.from_numpy(some_texts(np.random.default_rng(0), 50)).float()
+    with torch.no_grad():
+        alone, expected = base.float()(x).numpy(), network.float()(x).numpy()
+        found = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()(x).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert np.abs(found - alone).max() > 0.1
+
+
 def test_a_result_asks_for_its_weights(file: Path, tmp_path: Path) -> None:
     weights.offer(digest(file), file)
     result = get_method("fedsgd").run(Watched(study(file, steps=1), texts(), 0))
