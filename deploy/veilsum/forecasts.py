@@ -298,7 +298,7 @@ def _size(seen: _Seen, value: float, halves: Mapping[str, float], records: int) 
     row, kind = seen.row, seen.kind
     if "ratio" in kind:
         step = str(row.get("per", "")).split(" ")[0]
-        per = float(step) if step.replace(".", "", 1).isdigit() else 1.0
+        per = float(step) if step.replace(".", "", 1).isdecimal() else 1.0
         return per / halves.get(str(row.get("term")), 1.0)
     if kind in ("mean", "quantile") and row.get("column") in halves:
         return halves[str(row["column"])]

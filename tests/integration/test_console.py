@@ -511,6 +511,7 @@ def test_the_ledger_is_searched_verified_and_compared(attack: Adversary, tmp_pat
     assert found(study=attack.key.hex()[:8]) == ["approval"]
     assert found(study="test-study", population="records") == ["approval"]
     assert found(before="2") == everything[-1:]
+    assert found(before="\u00b2") == everything  # a digit that is no number
     assert found(since="1h") == everything
     assert found(until="2001-01-01") == []
     answer = visitor.send("/ledger/verify")

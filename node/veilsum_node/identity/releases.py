@@ -113,7 +113,7 @@ def _left_out(authority: Authority, version: int, issued: Sequence[Issued]) -> l
 def _last_version(authority: Authority) -> int:
     """0 before the first."""
     kept = (authority.directory / "directories").glob("*.json")
-    return max((int(path.stem) for path in kept if path.stem.isdigit()), default=0)
+    return max((int(path.stem) for path in kept if path.stem.isdecimal()), default=0)
 
 
 def _path(authority: Authority, version: int) -> Path:

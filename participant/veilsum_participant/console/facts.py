@@ -236,7 +236,7 @@ def ledger_page(config: ParticipantConfig, query: dict[str, str]) -> dict[str, A
         head = opened.head().hex()
     rows = []
     for entry in reversed(entries):
-        if before.isdigit() and entry.seq >= int(before[:18]):
+        if before.isdecimal() and entry.seq >= int(before[:18]):
             continue
         fields = entry_fields(entry)
         name = _study_name(fields, labels)

@@ -211,7 +211,7 @@ def _asked(offered: DatasetConfig, dataset: str) -> tuple[tuple[int, ...] | None
     ]
     by_path = not hosts or any(host.startswith(("/", "@", "%2F", "%2f")) for host in hosts)
     stated = [*",".join(asked.get("port", [])).split(","), *(host.rpartition(":")[2] for host in hosts if ":" in host)]
-    ports = {int(port) for port in stated if port.isdigit()}
+    ports = {int(port) for port in stated if port.isdecimal()}
     if len(ports) < 1 or any(":" not in host for host in hosts if not host.startswith("/")):
         if kind not in _DATABASES:
             return None, True
