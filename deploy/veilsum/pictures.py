@@ -1,6 +1,7 @@
 """Pictures of a result's tables: survival curves, and figures with their intervals; with matplotlib, veilsum[plots]."""
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,8 +104,9 @@ def _draw_curves(canvas: Any, rows: Sequence[Row], drawn: Drawn) -> None:
     from matplotlib.ticker import FixedLocator, PercentFormatter
 
     groups = list(dict.fromkeys(group_of(row, drawn.names) for row in rows))
-    canvas.set_size_inches(7.2, 4.4 + 0.24 * len(groups))
-    axes, below = canvas.subplots(2, 1, height_ratios=(12, 0.8 + 0.8 * len(groups)), sharex=True)
+    labels, tall = _wrapped(groups)
+    canvas.set_size_inches(7.2, 4.4 + 0.24 * len(groups) * tall)
+    axes, below = canvas.subplots(2, 1, height_ratios=(12, 0.8 + 0.8 * len(groups) * tall), sharex=True)
     ends = sorted({float(row["time"]) for row in rows})
     at_risk: dict[str, list[tuple[float, float]]] = {}
     for place, group in enumerate(groups):
@@ -115,7 +117,7 @@ def _draw_curves(canvas: Any, rows: Sequence[Row], drawn: Drawn) -> None:
             for end, limit in (("low", 0.0), ("value", 0.0), ("high", 1.0))
         )
         colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
-        axes.step(times, middle, where="post", label=group, color=colour, linestyle=dash, linewidth=1.6)
+        axes.step(times, middle, where="post", label=labels[place], color=colour, linestyle=dash, linewidth=1.6)
         axes.fill_between(times, low, high, step="post", alpha=0.15, color=colour, linewidth=0)
         at_risk[group] = [(start, float(row["at_risk"])) for start, row in zip(times, told, strict=False)]
     ticks = _ticks([0.0, *ends])
@@ -133,7 +135,7 @@ def _draw_curves(canvas: Any, rows: Sequence[Row], drawn: Drawn) -> None:
         p = p_text(test["p_value"])
         axes.text(0.99, 0.97, f"Log-rank P {p if p[0] in '<>' else f'= {p}'}", ha="right", va="top", transform=axes.transAxes)
     unit = str(rows[0].get("unit") or "")
-    below.set(ylim=(len(groups) - 0.4, -0.6), yticks=range(len(groups)), yticklabels=groups)
+    below.set(ylim=(len(groups) - 0.4, -0.6), yticks=range(len(groups)), yticklabels=labels)
     below.set_xlabel(f"Time, {unit}" if unit else "Time")
     below.xaxis.set_major_locator(FixedLocator(ticks))
     below.xaxis.set_major_formatter("{x:g}")
@@ -142,6 +144,18 @@ def _draw_curves(canvas: Any, rows: Sequence[Row], drawn: Drawn) -> None:
     below.tick_params(axis="x", labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     below.spines[["top", "right", "left"]].set_visible(False)
+
+
+WIDEST_NAME = 32
+"""Characters of a name in one line: a longer one takes several, or it would leave the picture no room."""
+
+MOST_LINES = 6
+
+
+def _wrapped(names: Sequence[str]) -> tuple[list[str], int]:
+    """Names in lines, and how many lines the tallest has."""
+    shown = [textwrap.fill(name, WIDEST_NAME, max_lines=MOST_LINES, placeholder=" …") for name in names]
+    return shown, max(name.count("\n") + 1 for name in shown)
 
 
 MOST_TICKS = 8
@@ -180,7 +194,8 @@ def _draw_model(canvas: Any, rows: Sequence[Row], key: str, names: Names) -> Non
 
 def forest(canvas: Any, lines: Sequence[Shown], key: str, title: str = "Term", of_p: str = "P value") -> None:
     """Names, squares with their intervals, the figures and p, one line below the other."""
-    canvas.set_size_inches(8.4, 0.9 + 0.28 * len(lines))
+    shown, tall = _wrapped([line.name for line in lines])
+    canvas.set_size_inches(8.4, 0.9 + 0.28 * len(lines) * (1 + 0.6 * (tall - 1)))
     names, axes, words = canvas.subplots(1, 3, width_ratios=(3.0, 3.2, 3.0), sharey=True)
     for panel in (names, words):
         panel.axis("off")
@@ -201,7 +216,7 @@ def forest(canvas: Any, lines: Sequence[Shown], key: str, title: str = "Term", o
         low, high = low - spare, high + spare
     axes.set_xlim(low, high)
     for place, line in enumerate(lines):
-        names.text(0.0 + 0.05 * line.indent, place, line.name, va="center", fontweight=None if line.text else "bold")
+        names.text(0.0 + 0.05 * line.indent, place, shown[place], va="center", fontweight=None if line.text else "bold")
         words.text(0.0, place, line.text, va="center")
         words.text(1.0, place, line.p, va="center", ha="right")
         if not _told(line.figure):
@@ -251,7 +266,10 @@ def _draw_figures(canvas: Any, name: str, rows: Sequence[Row], key: str, names: 
     panels: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         panels.setdefault((str(row.get("column", "")), str(row.get("unit", "") or "")), []).append(row)
-    canvas.set_size_inches(7.2, max(2.2, 0.32 * len(rows) + 0.8 * len(panels) + 0.6))
+    labels = {column: _wrapped([_label(row, names) for row in own]) for column, own in panels.items()}
+    tall = max(lines for _, lines in labels.values())
+    row_height = 0.32 * (1 + 0.5 * (tall - 1))
+    canvas.set_size_inches(7.2, max(2.2, row_height * len(rows) + 0.8 * len(panels) + 0.6))
     grid = canvas.subplots(len(panels), 1, squeeze=False, height_ratios=[len(own) for own in panels.values()])[:, 0]
     for axes, ((column, unit), own) in zip(grid, panels.items(), strict=True):
         figures = [row[key] for row in own]
@@ -266,9 +284,9 @@ def _draw_figures(canvas: Any, name: str, rows: Sequence[Row], key: str, names: 
                     axes.plot([figure["value"], limit], [place, place], color=COLOURS[0], linewidth=1.4)
                     axes.plot(limit, place, mark, color=COLOURS[0], markersize=5, clip_on=False)
         axes.set_xlim(limits)
-        axes.set(yticks=range(len(own)), yticklabels=[_label(row, names) for row in own], ylim=(len(own) - 0.5, -0.5))
+        axes.set(yticks=range(len(own)), yticklabels=labels[column, unit][0], ylim=(len(own) - 0.5, -0.5))
         words = [key.replace("_", " "), f"of {names.label(column)}" if column else "", f"({unit})" if unit else ""]
-        axes.set_xlabel(" ".join(filter(None, words)))
+        axes.set_xlabel(textwrap.fill(" ".join(filter(None, words)), 2 * WIDEST_NAME))
         axes.spines[["top", "right"]].set_visible(False)
     grid[0].set_title(name, loc="left", fontsize=10)
 

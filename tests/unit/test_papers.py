@@ -18,6 +18,7 @@ import pytest
 import statsmodels.formula.api as smf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.text import Text
 from pylatexenc.latex2text import LatexNodes2Text
 from scipy.stats import chi2
 
@@ -223,7 +224,8 @@ def test_a_deviation_is_the_samples_and_left_out_where_most_of_it_may_be_noise(c
 
 
 def texts(canvas: Any) -> list[str]:
-    return [text.get_text() for axes in canvas.axes for text in axes.texts]
+    """What stands in a picture, in whatever lines."""
+    return [" ".join(text.get_text().split()) for axes in canvas.axes for text in axes.texts]
 
 
 def test_a_curve_is_a_step_with_numbers_at_risk_and_the_test(described: Any) -> None:
@@ -363,6 +365,29 @@ def test_an_open_end_is_drawn_to_the_edge() -> None:
     assert {(0.0, 5.0, high), (1.0, low, 8.0)} <= {*drawn}
     assert low < 4.0 < 9.0 < high
     assert [line.get_marker() for line in axes.lines if line.get_marker() in "<>"] == [">", "<"]
+
+
+LONG = "Systemic lupus erythematosus with organ or system involvement, not elsewhere classified, " * 2
+TOLD = {"value": 0.9, "low": 0.8, "high": 0.95}
+
+
+@pytest.mark.filterwarnings("error:constrained_layout")
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"column": "age", "diagnosis": LONG, "mean": TOLD},
+        {"column": LONG, "mean": TOLD},
+        {"term": LONG, "odds_ratio": TOLD, "p_value": 0.1},
+        {"figure": "survival", "time": 10.0, "diagnosis": LONG, "value": TOLD, "at_risk": 10.0, "unit": "days"},
+    ],
+    ids=["figure", "column", "term", "curve"],
+)
+def test_a_long_name_is_broken_into_lines_and_leaves_the_figure_its_room(row: dict[str, Any]) -> None:
+    """In one line it took the whole width, and matplotlib drew over it."""
+    canvas = draw("x", Drawn([row]))
+    canvas.savefig(io.BytesIO(), format="png")
+    assert max(axes.get_position().width for axes in canvas.axes if axes.lines) > 0.25
+    assert any(LONG[:90].replace(" ", "") in "".join(text.get_text().split()) for text in canvas.findobj(Text))
 
 
 def test_files_for_papers_are_few_and_named_for_their_tables(described: Any, tmp_path: Path) -> None:
