@@ -1,7 +1,5 @@
 """ChaCha20's keystream: many bytes of a key of 32."""
 
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
 from veilsum_node.randomness import RandomSource
 
 
@@ -9,6 +7,8 @@ class Keystream:
     """ChaCha20's keystream under a key that is never used again, so a zero nonce is safe. It is not a source of randomness."""
 
     def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # a plan prices noise and draws none
+
         self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def read(self, count: int) -> bytes:

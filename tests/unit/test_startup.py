@@ -72,7 +72,8 @@ assert "age" in said.getvalue(), said.getvalue()
         (
             PLAN,
             {"numpy"},
-            {"sqlalchemy", "grpc", "google", "pyarrow", "pandas", "torch", "tenseal", "scipy", "sklearn", "jinja2"},
+            {"sqlalchemy", "grpc", "google", "pyarrow", "pandas", "torch", "tenseal", "scipy", "sklearn", "jinja2"}
+            | {"cryptography", "safetensors"},
         ),
         (HELP, {"typer"}, {"numpy", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas", "jinja2"}),
     ],

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_arrays
 
 from veilsum_node.errors import HostileInput, Misuse, Unavailable
 from veilsum_node.file_names import is_name, write_files
@@ -166,6 +164,9 @@ def load_result(directory: Path) -> Result:
         HostileInput: a file is missing, malformed, or not the one that the manifest names; or what should be a name in it is a
             path, a control character or another text that is none (:func:`veilsum_node.file_names.is_name`).
     """
+    from safetensors import SafetensorError  # a plan makes results and reads none
+    from safetensors.numpy import load as load_arrays
+
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT or manifest["version"] != VERSION:

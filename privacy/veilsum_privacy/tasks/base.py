@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse, told_as
@@ -36,7 +36,9 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, PartParameters, WidthParameters
-from veilsum_privacy.training.models.base import Architecture
+
+if TYPE_CHECKING:
+    from veilsum_privacy.training.models.base import Architecture
 
 P = TypeVar("P", bound=Frozen)
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from veilsum_aggregation import moment_alignment
-from veilsum_aggregation.alignment import local_map
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.moment_maps import MomentMap
@@ -194,10 +192,10 @@ class FeatureMap:
             raise HostileInput("The schema's own features are aligned by moments only.")
         if self.kept is None or self.noise_std is None:
             raise Misuse(NOTHING_KEPT)
+        from veilsum_aggregation.moment_alignment import local_map  # few studies align features
+
         try:
-            own = moment_alignment.local_map(
-                self.kept, self.noise_std, self.broadcast, order=use.order, adjust=use.adjust, tau=alignment.tau
-            )
+            own = local_map(self.kept, self.noise_std, self.broadcast, order=use.order, adjust=use.adjust, tau=alignment.tau)
         except (KeyError, ValueError, ArithmeticError) as error:
             raise HostileInput("The broadcast holds no reference for the alignment by moments.") from error
         if len(own.centre) != (use.channels or features):
@@ -293,6 +291,8 @@ def own_map(
     """
     if alignment.kind == "broadcast" or alignment.kind == "moments":
         raise Misuse(f"The alignment {alignment.kind!r} is not an affine map that a site makes of all features together.")
+    from veilsum_aggregation.alignment import local_map
+
     reference = {name: array for name, array in broadcast.items() if name.startswith(REFERENCE)}
     try:
         own = local_map(alignment.kind, kept, noise_std, reference, tau=alignment.tau)
