@@ -30,7 +30,6 @@ def study_of(
     """The study of a method on ``records`` at all sites together; without noise where ``epsilon`` is None.
 
     Args:
-        method, schema, records, epsilon, sites: of the study.
         **asked: further keys of the request, as ``parameters``.
     """
     content = {"name": "evaluation", "method": method, "dataset": "evaluation", "data": schema, **asked}

@@ -50,8 +50,6 @@ class StudyDraft:
 
     Attributes:
         request: with the schema in ``data``.
-        schema: the dataset's.
-        method, parameters, plans: of the study, resolved.
         members: the participants' names, sorted.
         common: all other fields of the study.
     """
@@ -292,7 +290,6 @@ def draft_study(
     Args:
         request: from :func:`load_study_request`.
         federation_id: hash of the authority's certificate, 64 hexadecimal digits.
-        coordinator: the coordinator's name.
         participants: names of the federation's participants.
         clock: Unix time in seconds.
         random: for the nonce.

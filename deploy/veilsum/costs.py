@@ -147,7 +147,6 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
     """Price a compiled study.
 
     Args:
-        study: to price.
         records: that each site is expected to have; by default the schema's bound.
 
     Raises:

@@ -35,7 +35,6 @@ def plan_connected(request: StudyRequest, coordinator: Coordinator, federation_i
 
     Args:
         request: with its schema in ``data``.
-        coordinator: that would run it.
         federation_id: hash of the authority's certificate.
         error: relative error to price.
 

@@ -61,8 +61,6 @@ def export_result(
     Of a site's own model only the owner can read them.
 
     Args:
-        result: what to write.
-        directory: of the files.
         formats: of :data:`FORMATS`.
         model: of synthetic records, of :data:`MODELS`: those of the result, or new ones of its released sums.
         about: what files say of the study: its digest, epsilon and delta.
@@ -270,7 +268,6 @@ def printed_tables(
     """A result's tables as papers print them: those that have a form of their own, and every other as it is.
 
     Args:
-        result: of the study.
         study: for labels, units and categories, if it is at hand.
         nonnormal: numbers of which a table one shows the median alone.
         about: what is known of the study, of which ``noise`` says whether figures have any.

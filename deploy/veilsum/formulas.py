@@ -126,7 +126,6 @@ def formula_parameters(
     """``outcome``, ``over``, ``derive`` and ``reference`` of the method "regression".
 
     Args:
-        family: of the regression.
         text: the formula; of ``cox`` its left side is the time.
         schema: of the dataset; all levels and bounds are its own.
         derive: columns that the study derives beside the schema's.

@@ -45,10 +45,7 @@ class PaperTable:
     """A table that a paper can print.
 
     Attributes:
-        title: above it.
         head: of the columns, the first one's being that of the names.
-        lines: in order.
-        notes: below it.
     """
 
     title: str
@@ -460,7 +457,6 @@ class Term:
         name: as the result has it.
         shown: with the column's label, and per how many units.
         column, level, reference: of a category's level what they say; else empty.
-        row: of the result.
     """
 
     name: str

@@ -31,14 +31,12 @@ class Replayed(Federation):
     """Implements :class:`~veilsum_coordinator.parts.federation.Federation` on releases that were proven.
 
     Args:
-        study: that they are of.
         releases: in order; taken one at a time.
         encoder: arrays that every round broadcasts.
         exact: whether what the method would broadcast must be what was, to the bit.
 
     Attributes:
         differing: rounds whose broadcast is not the method's to the bit.
-        releases: how many were asked for.
     """
 
     def __init__(

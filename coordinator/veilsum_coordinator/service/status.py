@@ -35,7 +35,6 @@ def progress(machine: StudyMachine, released: int) -> float:
     """How far a study has come, 0 to 1: a tenth for enrolment and keys, the rest over its declared releases.
 
     Args:
-        machine: the study's.
         released: releases so far.
     """
     if machine.phase is StudyPhase.FINISHED:

@@ -77,9 +77,7 @@ def kill_before_contribution(
     """Kill ``victim`` in a running study; None if it was too quick and goes on.
 
     Args:
-        remote: the coordinator.
         study: the digest of a study just submitted.
-        victim: the process.
         database: its own.
         others: the other hospitals' names and databases.
     """
@@ -309,7 +307,6 @@ class Analyst:
         """Wait for a study's end and fetch its result.
 
         Args:
-            study: as submitted.
             key: its digest.
             killed: whether a process was killed on purpose; any other that ends is an error.
             observe: told of every change of the study's state.

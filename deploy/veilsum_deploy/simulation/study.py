@@ -94,9 +94,7 @@ class Simulation:
     """What to simulate.
 
     Attributes:
-        draft: the study.
         collection: the records of all sites together, in domains.
-        setting: how they are dealt.
         seed: of the split and of what is held out; noise never depends on it.
         repeat: runs, each with fresh noise and keys.
         encryption: whether the whole protocol runs.

@@ -24,8 +24,6 @@ class Issued:
     """One certificate as signed.
 
     Attributes:
-        name: the party.
-        role: its role.
         fingerprint: of its key, as in :class:`~veilsum_node.identity.certificate.Identity`.
         serial: the certificate's serial number in hexadecimal.
         issued: when it was signed, Unix seconds.
@@ -171,7 +169,6 @@ class IssuedRecord:
         """Let a name go to another login, or another key or role; once this returns that is on record.
 
         Args:
-            name: which.
             at: now, Unix seconds.
             to: the only login that may take it, as issuer and subject; anybody without it.
 

@@ -76,7 +76,6 @@ class Model:
         """Make a model of a result.
 
         Args:
-            result: a method's.
             encoder: the file of the frozen program, or the program, for a result that names one.
             weights: the file of a network's frozen weights, for a result of adapters; None where this process knows it.
 

@@ -89,7 +89,6 @@ class Contributions:
         """Answer an assignment with a payload; the same assignment again gets the same bytes.
 
         Args:
-            key: the study's digest.
             data: the assignment's canonical JSON.
             broadcast: the encoded broadcast that was fetched for it.
 

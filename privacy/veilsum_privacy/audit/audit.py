@@ -64,7 +64,6 @@ class Finding:
     Attributes:
         canaries, releases, trials: canaries of a release; how many releases, half of them in company; coins that were tossed,
             the product.
-        values: of a release.
         booked: mu that the ledger books for the release; ``booked_epsilon`` at ``delta``.
         company: made-up units beside which canaries were tried too.
         longest: the largest change that one unit makes to the sum before noise, put in or taken out, alone or in company, as a

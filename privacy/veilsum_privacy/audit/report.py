@@ -80,7 +80,6 @@ class AuditReport:
         made: unix seconds.
         software: version.
         study: digest of the audited study, hexadecimal; None for references of what the policy allows.
-        name: of the study.
         unaudited: labels or tasks without a release of their own: computed from what was released and paid for.
     """
 
