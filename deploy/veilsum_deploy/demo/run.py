@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest, draft_study
 from veilsum.remote import Remote, StudyInfo, connect
 from veilsum.verification import Look, look_at
 from veilsum_deploy.demo.directory import DELTA, DEMO_TERMS, LARGEST_EPSILON, Terms, configure_participants, furnish
@@ -285,14 +285,14 @@ class Analyst:
         Raises:
             ConfigurationError: it cannot be compiled.
         """
-        return compile_study(
+        return draft_study(
             request,
             federation_id=self.kit.federation_id,
             coordinator=self.kit.coordinator.name,
             participants=[party.name for party in self.kit.participants],
             clock=self.clock,
             random=SYSTEM_RANDOM,
-        )
+        ).compile()
 
     def submit(self, study: Study) -> bytes:
         return self.remote.submit(study, self.credentials)
