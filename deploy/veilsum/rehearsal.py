@@ -151,7 +151,6 @@ class _Rehearsed(Federation):
     """One run.
 
     Args:
-        pool: typical records.
         counts: (sites, records of the pool) how often each occurs.
         rng: where noise and samples come from; None without noise.
         rows: vectors of the pool by label, of tasks that are broadcast nothing; further runs take them.

@@ -99,9 +99,6 @@ def compare(
     Args:
         manifest: of the result, parsed.
         found: its files by name.
-        made: the other's.
-        result: as it was read.
-        again: as it was made.
         tolerance: largest relative difference of two numbers that is let pass.
 
     Raises:

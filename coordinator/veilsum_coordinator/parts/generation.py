@@ -276,7 +276,6 @@ class FeatureUse:
         Args:
             task: "class-moments" with ``second`` of "class" or "class-diagonal", "class-mixtures" or "prototypes".
             groups: of each class, that a record is of one of.
-            values: further parameters.
         """
         d, groups = self.inputs.width, len(self.inputs.classes) * groups
         largest = min(self.clip, math.sqrt(d)) if self.boxed else self.clip

@@ -96,7 +96,6 @@ def resolved_training(
     """What is left open, by name.
 
     Args:
-        parameters: as asked for.
         convex: whether the model is linear.
         norm: root mean square norm of a record's features as a linear model takes them. For numbers spread over [-1, 1]^d and
             divided by sqrt(d) it is 1 / sqrt(3).

@@ -180,7 +180,6 @@ def moment_plans(
     Args:
         missing: of features, as training takes them.
         share: of the budget, against the shares of the method's other releases: see :func:`moment_share`.
-        rounds: of training.
     """
     width = None if inputs.encoder is None else inputs.width
     m = parameters.channels or len(columns_of_moments(inputs.schema, width, None))

@@ -37,9 +37,6 @@ def closing_directives(study: bytes, seat: MemberState, outcome: str) -> list[pb
     """The end, after what a member must still hear: a release that it does not see counts as a lost charge.
 
     Whoever heard the end first, its disk having been full for the release, still has to hear of that.
-
-    Args:
-        outcome: how the study ended for it.
     """
     end = [] if seat.ended else [pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)]
     return _of(study, [*_closing(seat), *end])

@@ -150,7 +150,6 @@ class Results:
 
     Attributes:
         complete: whether every run is there.
-        title, about: what the sweep is, for people.
     """
 
     sweep: Sweep

@@ -151,7 +151,6 @@ class IssuedRecord:
         """Append ``entry``; when this returns it is durable.
 
         Args:
-            entry: the certificate just signed.
             replace: let its name go to another key or role than before.
 
         Raises:

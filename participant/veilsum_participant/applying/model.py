@@ -54,7 +54,6 @@ class Model:
     """A model to apply.
 
     Attributes:
-        method: the method that made it.
         schema: the columns that it reads; with a label where the result names one.
         classes: names of the classes, in the order of the scores; empty for an encoder without a head.
         recipe: the steps from columns to scores.

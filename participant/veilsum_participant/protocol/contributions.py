@@ -70,7 +70,6 @@ class _Ready:
 
     Attributes:
         arrays: what was broadcast.
-        place: what the site brings to the round.
         kept: the vector that the site kept from an earlier attempt, its noise in it; None to compute one.
     """
 

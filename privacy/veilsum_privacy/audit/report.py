@@ -127,7 +127,6 @@ def run_study(
     """Audit every release of a study, as one of its participants.
 
     Args:
-        study: what is audited.
         index: the site's place among its participants.
         random: where coins, noise and keys come from.
         encoder: finds a program that the study names.

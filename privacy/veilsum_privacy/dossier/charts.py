@@ -292,7 +292,6 @@ def drawing(name: str, title: str, says: str, width: int, height: float, shapes:
 
     Args:
         name: unique in the page.
-        title, says: its name, and what it shows.
         width, height: in pixels, at which its text has the size of the page's.
         shapes: from back to front.
     """

@@ -47,7 +47,6 @@ class Task(ABC, Generic[P]):
     Subclasses set ``name`` and ``Parameters`` and are registered in :mod:`veilsum_privacy.tasks`.
 
     Attributes:
-        parameters: as the study declares them.
         dimension: how many features the task sees, or its source has; 0 for a task that takes none.
         architecture: of the model that is trained, or predicts; None of a task without one.
     """
