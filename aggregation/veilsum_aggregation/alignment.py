@@ -178,7 +178,7 @@ def local_map(
     return two_way_map(effects.shift, centre, statistics.within, pooled, float(statistics.degrees), tau=tau, slope=slope)
 
 
-def unlabelled_map(kind: Kind, x: Floats, reference: Mapping[str, Floats], *, tau: float = 0.4, rounds: int = 10) -> AffineMap:
+def unlabelled_map(kind: Kind, x: Floats, reference: Mapping[str, Floats], *, tau: float = 0.4) -> AffineMap:
     """The alignment map of a site that the reference was made without, from features (n, m) whose classes nobody knows.
 
     A barycenter takes their mean and covariance. Of class means the site's shift is found by expectation maximisation: records
@@ -199,18 +199,18 @@ def unlabelled_map(kind: Kind, x: Floats, reference: Mapping[str, Floats], *, ta
     shift_variance, residual = (float(value) for value in reference[SCALARS][:2])
     points, means = x @ whiten, reference[CLASS_MEANS] @ whiten
     starts = (np.zeros(m), points.mean(axis=0) - means.mean(axis=0))  # the second of a far shift, the first of another mix
-    found = [_unlabelled_shift(points, means, start, shift_variance, residual, rounds) for start in starts]
+    found = [_unlabelled_shift(points, means, start, shift_variance, residual) for start in starts]
     shift = max(found, key=lambda fit: fit[1])[0]
     return AffineMap(np.eye(m), -(shift @ colour))
 
 
 def _unlabelled_shift(
-    points: Floats, means: Floats, shift: Floats, shift_variance: float, residual: float, rounds: int
+    points: Floats, means: Floats, shift: Floats, shift_variance: float, residual: float
 ) -> tuple[Floats, float]:
     """The shift (m,) of records (n, m) in whitened space from a start, and its log density with theirs, up to a constant."""
     k = len(means)
     mix, density = np.full(k, 1.0 / k), -np.inf
-    for _ in range(rounds):
+    for _ in range(10):
         rest = points - shift
         distances = (rest**2).sum(axis=1)[:, None] - 2.0 * rest @ means.T + (means**2).sum(axis=1)
         logs = np.log(mix) - 0.5 * distances / (1.0 + residual)

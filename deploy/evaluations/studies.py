@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest, draft_study
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -30,7 +30,6 @@ def study_of(
     """The study of a method on ``records`` at all sites together; without noise where ``epsilon`` is None.
 
     Args:
-        method, schema, records, epsilon, sites: of the study.
         **asked: further keys of the request, as ``parameters``.
     """
     content = {"name": "evaluation", "method": method, "dataset": "evaluation", "data": schema, **asked}
@@ -46,9 +45,9 @@ def complete_records(features: Floats, labels: NDArray[np.int64] | None = None) 
 
 def compile_for_sites(request: StudyRequest, sites: Sequence[str] = SITES) -> Study:
     """The study of these sites; nobody signs it."""
-    return compile_study(
+    return draft_study(
         request, federation_id="0" * 64, coordinator="hub", participants=list(sites), clock=lambda: 0, random=SYSTEM_RANDOM
-    )
+    ).compile()
 
 
 def run_on_sites(study: Study, records: Records, seed: int) -> Result:

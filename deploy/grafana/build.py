@@ -102,7 +102,6 @@ class Builder:
     """Builds one dashboard.
 
     Args:
-        board: its table.
         terms: parts of queries that dashboards share, by name.
         runbooks: URL that the alerts' runbooks lie under.
     """

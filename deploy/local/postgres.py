@@ -29,7 +29,6 @@ class Cluster:
 
     Attributes:
         programs: directory of initdb, postgres and pg_isready.
-        data: of the cluster.
         sockets: where the server puts its socket.
         owner: None for our own user.
     """

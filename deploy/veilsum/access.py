@@ -120,7 +120,7 @@ def resolve_access(address: str | None, identity: Path | None, settings: Path = 
     return Access(address, identity, way, by_login)
 
 
-def resolve_identity(identity: Path | None, settings: Path = SETTINGS) -> Path:
+def resolve_identity(identity: Path | None) -> Path:
     """The caller's identity directory: as given, or that of the settings file.
 
     Raises:
@@ -129,9 +129,9 @@ def resolve_identity(identity: Path | None, settings: Path = SETTINGS) -> Path:
     """
     if identity is not None:
         return identity
-    if not settings.is_file():
+    if not SETTINGS.is_file():
         raise Misuse("No authority is named.", f"Give --authority or --identity, or name your identity in {SETTINGS}.")
-    return load_analyst(settings).identity
+    return load_analyst(SETTINGS).identity
 
 
 def resolve_login(settings: Path = SETTINGS) -> tuple[LoginSettings, Path]:

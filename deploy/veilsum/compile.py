@@ -33,7 +33,7 @@ from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import DerivedTask, FactorTask, TrainingTask
 
-__all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
+__all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "draft_study", "load_study_request"]
 
 MOST_NOISE = 1000.0
 """Noise multiplier of one release beyond which epsilon hardly falls any more by RDP, at orders up to 1024."""
@@ -50,8 +50,6 @@ class StudyDraft:
 
     Attributes:
         request: with the schema in ``data``.
-        schema: the dataset's.
-        method, parameters, plans: of the study, resolved.
         members: the participants' names, sorted.
         common: all other fields of the study.
     """
@@ -287,12 +285,11 @@ def draft_study(
     clock: Callable[[], int],
     random: RandomSource,
 ) -> StudyDraft:
-    """Resolve everything of a request but its noise.
+    """Resolve everything of a request but its noise; :meth:`StudyDraft.compile` leaves nothing to defaults.
 
     Args:
         request: from :func:`load_study_request`.
         federation_id: hash of the authority's certificate, 64 hexadecimal digits.
-        coordinator: the coordinator's name.
         participants: names of the federation's participants.
         clock: Unix time in seconds.
         random: for the nonce.
@@ -352,25 +349,6 @@ def draft_study(
         **{name: getattr(request, name) for name in STATEMENTS},
     }
     return StudyDraft(request, schema, method, parameters, method.declare(parameters, inputs), tuple(members), common)
-
-
-def compile_study(
-    request: StudyRequest,
-    *,
-    federation_id: str,
-    coordinator: str,
-    participants: Sequence[str],
-    clock: Callable[[], int],
-    random: RandomSource,
-) -> Study:
-    """Turn a request, with its schema in ``data``, into a study that leaves nothing to defaults.
-
-    All releases of the study have one noise multiplier. Arguments and errors are those of :func:`draft_study` and
-    :meth:`StudyDraft.compile`.
-    """
-    return draft_study(
-        request, federation_id=federation_id, coordinator=coordinator, participants=participants, clock=clock, random=random
-    ).compile()
 
 
 def _members(request: StudyRequest, participants: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ hand, take what they take.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from veilsum.quantisation import rounding_share
@@ -42,6 +42,10 @@ RECEIPT_BYTES = 800
 """Bytes of one member's signed receipt among all: 710 of text at 4 sites and a signature, with what frames them."""
 
 
+JSON_NAMES = {"noise_std": "noise", "upload_bytes": "upload", "fetch_bytes": "fetch"}
+"""Keys of a task's cost in JSON that are not its fields' names."""
+
+
 @dataclass(frozen=True)
 class TaskCost:
     """One task of a study.
@@ -68,6 +72,12 @@ class TaskCost:
     upload: int
     fetch: int
     seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        told = asdict(self)
+        renamed = {key: told.pop(name) for key, name in JSON_NAMES.items()}
+        return {**told, **renamed, "seconds": round(self.seconds, 2)}
 
 
 @dataclass(frozen=True)
@@ -111,43 +121,15 @@ class StudyCost:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "noise": self.noise,
-            "unit": self.unit,
-            "min_cohort": self.min_cohort,
-            "participants": list(self.participants),
-            "rounds": self.rounds,
-            "upload_bytes": self.upload,
-            "fetch_bytes": self.fetch,
-            "seconds": round(self.seconds, 2),
-            "rounding": self.rounding,
-            "tasks": [
-                {
-                    "label": task.label,
-                    "task": task.task,
-                    "disclosure": task.disclosure,
-                    "releases": task.releases,
-                    "values": task.values,
-                    "lane_bits": task.lane_bits,
-                    "lanes": task.lanes,
-                    "clip": task.clip,
-                    "noise_std": task.noise,
-                    "upload_bytes": task.upload,
-                    "fetch_bytes": task.fetch,
-                    "seconds": round(task.seconds, 2),
-                }
-                for task in self.tasks
-            ],
-        }
+        totals = {"rounds": self.rounds, "upload_bytes": self.upload, "fetch_bytes": self.fetch}
+        told = {**asdict(self), **totals, "seconds": round(self.seconds, 2), "participants": list(self.participants)}
+        return {**told, "tasks": [task.to_json() for task in self.tasks]}
 
 
 def study_cost(study: Study, records: int | None = None) -> StudyCost:
     """Price a compiled study.
 
     Args:
-        study: to price.
         records: that each site is expected to have; by default the schema's bound.
 
     Raises:

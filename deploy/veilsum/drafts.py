@@ -35,7 +35,6 @@ def plan_connected(request: StudyRequest, coordinator: Coordinator, federation_i
 
     Args:
         request: with its schema in ``data``.
-        coordinator: that would run it.
         federation_id: hash of the authority's certificate.
         error: relative error to price.
 
@@ -55,16 +54,10 @@ def absences(away: Sequence[str], left_out: Sequence[str]) -> list[str]:
     return [*waits, *([leaves] if left_out else [])]
 
 
-class ConnectedDraft(NamedTuple):
-    """A draft for a coordinator's participants; ``away`` and ``left_out`` as of :class:`Planned`."""
-
-    draft: StudyDraft
-    away: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-
-def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_id: str) -> ConnectedDraft:
-    """The draft of a request for a coordinator's participants; as :func:`plan_connected`."""
+def draft_connected(
+    request: StudyRequest, coordinator: Coordinator, federation_id: str
+) -> tuple[StudyDraft, tuple[str, ...], tuple[str, ...]]:
+    """The draft of a request for a coordinator's participants, with ``away`` and ``left_out`` as of :class:`Planned`."""
     seen = coordinator.describe()
     if not request.participants and len(seen.connected) < 2:
         raise StateError(
@@ -81,7 +74,7 @@ def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_
     )
     away = tuple(name for name in draft.members if name not in seen.connected)
     left_out = () if request.participants else tuple(name for name in seen.known if name not in draft.members)
-    return ConnectedDraft(draft, away, left_out)
+    return draft, away, left_out
 
 
 def plan_offline(request: StudyRequest, participants: int, error: float | None = None) -> StudyPlan:

@@ -16,7 +16,7 @@ from typing import Any
 from veilsum.markov_fields import fit_field
 from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, paper_tables, subgroups_of
 from veilsum.pictures import Drawn, Row, plot
-from veilsum.texts import escaped_row, escaped_tex, figure_text, number_text
+from veilsum.texts import figure_text, number_text
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_node.errors import ConfigurationError, Misuse, raising
@@ -61,8 +61,6 @@ def export_result(
     Of a site's own model only the owner can read them.
 
     Args:
-        result: what to write.
-        directory: of the files.
         formats: of :data:`FORMATS`.
         model: of synthetic records, of :data:`MODELS`: those of the result, or new ones of its released sums.
         about: what files say of the study: its digest, epsilon and delta.
@@ -246,16 +244,11 @@ def cell(value: Any) -> str:
     return f"not estimable: {value['not_estimable']}" if "not_estimable" in value else str(dict(value))
 
 
-def to_latex(rows: Sequence[Row], caption: str) -> str:
-    """A ``table`` with ``booktabs`` rules."""
+def plain_table(rows: Sequence[Row], name: str) -> PaperTable:
+    """A table as it is, one column a key; a figure is one cell."""
     names = column_names(rows)
-    lines = [
-        r"\begin{table}", rf"\caption{{{escaped_tex(caption)}}}", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule",
-        escaped_row(name.replace("_", " ") for name in names), r"\midrule",
-        *(escaped_row(cell(row.get(name)) for name in names) for row in rows),
-        r"\bottomrule", r"\end{tabular}", r"\end{table}",
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    lines = (Line(cell(row.get(names[0])), tuple(cell(row.get(key)) for key in names[1:])) for row in rows)
+    return PaperTable(name, tuple(key.replace("_", " ") for key in names), tuple(lines))
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
@@ -270,7 +263,6 @@ def printed_tables(
     """A result's tables as papers print them: those that have a form of their own, and every other as it is.
 
     Args:
-        result: of the study.
         study: for labels, units and categories, if it is at hand.
         nonnormal: numbers of which a table one shows the median alone.
         about: what is known of the study, of which ``noise`` says whether figures have any.
@@ -282,9 +274,7 @@ def printed_tables(
     for name, rows in all_tables(result).items():
         if name in printed or name == "queries" or (printed and name in (SUMMARY, "score")) or belongs(name, printed):
             continue
-        names = column_names(rows)
-        lines = (Line(cell(row.get(names[0])), tuple(cell(row.get(key)) for key in names[1:])) for row in rows)
-        found[name] = PaperTable(name, tuple(key.replace("_", " ") for key in names), tuple(lines))
+        found[name] = plain_table(rows, name)
     return found
 
 

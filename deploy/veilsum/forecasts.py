@@ -107,7 +107,6 @@ def forecast(rehearsal: Rehearsal, study: Study, most: int | None = None) -> tup
     """Rehearse a study, compiled, and read what it will tell; nothing where it is not rehearsed.
 
     Args:
-        rehearsal: of the study.
         study: with its noise.
         most: how many runs there may be; by default :data:`MANY_TIMES` as many as the method's.
     """
@@ -141,9 +140,7 @@ class _Seen(NamedTuple):
         value, half: None where it is not estimable; logarithms of a ratio.
         kind: by which its size is found.
         deviation: its sampling error.
-        row: that it stands in.
         rank: place in :data:`_RANKS`; a question is asked for its figures of the smallest rank.
-        question: that it belongs to.
         main: whether the study is run for it.
     """
 

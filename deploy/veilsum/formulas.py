@@ -126,7 +126,6 @@ def formula_parameters(
     """``outcome``, ``over``, ``derive`` and ``reference`` of the method "regression".
 
     Args:
-        family: of the regression.
         text: the formula; of ``cox`` its left side is the time.
         schema: of the dataset; all levels and bounds are its own.
         derive: columns that the study derives beside the schema's.
@@ -427,9 +426,7 @@ class _Reader:
         return _Factor(text, (_Piece(text, ((1.0, (word,)),), domain.low, domain.high),))
 
     def _column_of(self, text: str, node: ast.expr) -> str:
-        name = node.id if isinstance(node, ast.Name) else str(_constant(text, node)) if isinstance(node, ast.Constant) else ""
-        if isinstance(node, ast.Call) and _called(node) == "Q":
-            name = _constant_text(text, _only(text, node))
+        name = str(_constant(text, node)) if isinstance(node, ast.Constant) else _column_name(text, node)
         if name not in self._domains:
             raise ConfigurationError(
                 f"{text!r}: the schema has no column {ast.unparse(node)!r}.", did_you_mean(name, self._domains)
@@ -503,9 +500,7 @@ class _Reader:
         return name, knots, (low, high), int(degree)
 
     def _column_of_number(self, text: str, node: ast.expr) -> str:
-        name = node.id if isinstance(node, ast.Name) else ""
-        if isinstance(node, ast.Call) and _called(node) == "Q":
-            name = _constant_text(text, _only(text, node))
+        name = _column_name(text, node)
         if name not in self._domains:
             raise ConfigurationError(
                 f"{text!r}: {ast.unparse(node)!r} is not a column of the schema.",
@@ -550,8 +545,7 @@ class _Reader:
         if isinstance(node, ast.Compare):
             return _Piece("", ((1.0, (f"({self._condition(text, node)})",)),), 0.0, 1.0)
         if isinstance(node, ast.Name) or (isinstance(node, ast.Call) and _called(node) == "Q"):
-            name = node.id if isinstance(node, ast.Name) else _constant_text(text, _only(text, node))
-            return self._number_piece(text, name)
+            return self._number_piece(text, _column_name(text, node))
         if isinstance(node, ast.Call):
             return self._function(text, node)
         if isinstance(node, ast.BinOp):
@@ -691,6 +685,13 @@ def _constant(text: str, node: ast.expr) -> str | int | float:
 
 def _constant_text(text: str, node: ast.expr) -> str:
     return str(_constant(text, node))
+
+
+def _column_name(text: str, node: ast.expr) -> str:
+    """The column that ``age`` or ``Q('age')`` names; empty of anything else."""
+    if isinstance(node, ast.Call) and _called(node) == "Q":
+        return _constant_text(text, _only(text, node))
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _number(text: str, value: str | float) -> float:

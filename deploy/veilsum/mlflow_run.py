@@ -59,9 +59,7 @@ def log_result(
     """Write a result, or a checkpoint, to a tracking server; returns the run's id.
 
     Args:
-        directory: of the result.
         about: study, name, method, epsilon and delta, as far as known.
-        tracking_uri: of the server.
         experiment: its name; made where there is none.
         dossier: address of a site's or the federation's dossier on the study, which the run links to.
         proof: also send the proof, which names every site of the roster; without it only the signed study is sent.

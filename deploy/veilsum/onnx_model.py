@@ -87,7 +87,6 @@ def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = Non
     """A model as the bytes of an ONNX file.
 
     Args:
-        model: of a result.
         about: what the file's metadata say of the study, under ``veilsum.`` and the key; None is left out.
         site: whose alignment is applied, of a result with one for each site.
         from_features: whether the graph begins behind the encoder, with ``features`` (n, m) in place of columns.

@@ -45,10 +45,7 @@ class PaperTable:
     """A table that a paper can print.
 
     Attributes:
-        title: above it.
         head: of the columns, the first one's being that of the names.
-        lines: in order.
-        notes: below it.
     """
 
     title: str
@@ -460,7 +457,6 @@ class Term:
         name: as the result has it.
         shown: with the column's label, and per how many units.
         column, level, reference: of a category's level what they say; else empty.
-        row: of the result.
     """
 
     name: str
@@ -583,14 +579,14 @@ class Subgroup:
     indent: int = 0
 
 
-def subgroups_of(tables: Mapping[str, Sequence[Row]], names: Names, ratio: str = "odds ratio") -> list[Subgroup]:
-    """All, then each level of each subgroup: a ratio with its interval, and the test that it is the same in all levels.
+def subgroups_of(tables: Mapping[str, Sequence[Row]], names: Names) -> list[Subgroup]:
+    """All, then each level of each subgroup: an odds ratio with its interval, and the test that it is the same in all levels.
 
     That test is Woolf's, of logarithms weighted by the inverses of their variances, which have the noise (Woolf 1955).
     """
     found: list[Subgroup] = []
     for name in (key for key in tables if key == f"{SUBGROUPS} ratios" or re.fullmatch(rf"{SUBGROUPS}-\d+ ratios", key)):
-        rows = [row for row in tables[name] if row.get("figure") == ratio]
+        rows = [row for row in tables[name] if row.get("figure") == "odds ratio"]
         columns = [key for key in rows[0] if key not in {"of", "compared", "figure", "value", "p_value"}] if rows else []
         if not columns:
             found += [Subgroup("All", row["value"], p_text(row.get("p_value"))) for row in rows]

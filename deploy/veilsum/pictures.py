@@ -34,10 +34,8 @@ class Drawn:
     """What a picture is of.
 
     Attributes:
-        rows: of the table.
         tests: of its tests, if there are any.
         subgroups: lines of a forest of subgroups, in place of rows.
-        names: what columns are called.
     """
 
     rows: Sequence[Row]

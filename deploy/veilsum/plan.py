@@ -74,13 +74,11 @@ class PlannedPart:
     """One part of a result.
 
     Attributes:
-        name: of the part.
         typical: share that half of its quantities keep within (their median, the lower one of two).
         widest: the largest share.
         told: chance of being told that half of its quantities have (the lower one of two).
         outlook: by the rule.
         main: whether it counts for the study's verdict.
-        forecasts: what it is made of.
     """
 
     name: str
@@ -129,7 +127,6 @@ class StudyPlan:
         alone: epsilon against all other parties together; None without noise.
         parts: of the result, in order.
         verdict: by the rule.
-        error: that was asked about.
         error_epsilon: smallest epsilon of the whole study that reaches it; None where none does, or nothing is forecast.
         losses: of each participant, by this coordinator's studies of the dataset; None where that is not known.
         assumed: names of columns of which nothing was guessed, which lie as :mod:`veilsum.typical` says.
@@ -213,8 +210,6 @@ def plan_study(
     """Plan a study.
 
     Args:
-        draft: what the study was compiled from.
-        study: compiled.
         error: to price; by default the one that the study asks for, or :data:`WANTED_ERROR`.
         spent: releases of the dataset so far, by participant; None: not known.
 

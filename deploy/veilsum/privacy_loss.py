@@ -73,7 +73,6 @@ def affordable(study: Study, epsilon: float, most: int) -> int:
 
     Args:
         study: with noise.
-        epsilon: of the budget.
         most: that are counted.
     """
     added, budget = declared_mechanisms(study), _budget(study)

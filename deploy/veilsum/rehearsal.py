@@ -58,8 +58,6 @@ class Rehearsal:
     """One study's rehearsal, at any noise.
 
     Args:
-        method: of the study.
-        schema: of the dataset.
         width: number of features that an encoder makes; None without one.
         expected: checked guesses.
         sites: how many take part.
@@ -153,8 +151,6 @@ class _Rehearsed(Federation):
     """One run.
 
     Args:
-        agreed: the study, compiled.
-        pool: typical records.
         counts: (sites, records of the pool) how often each occurs.
         rng: where noise and samples come from; None without noise.
         rows: vectors of the pool by label, of tasks that are broadcast nothing; further runs take them.

@@ -406,7 +406,6 @@ def write_result(info: StudyInfo, read: Callable[[str], bytes], directory: Path,
     """Write a finished study's files, the manifest last, and load them.
 
     Args:
-        info: the study's state.
         read: gives a file by its name.
         directory: must hold no result yet, and no other file of a name that the result has.
         proof: whether to write the result's proof as well.

@@ -31,14 +31,12 @@ class Replayed(Federation):
     """Implements :class:`~veilsum_coordinator.parts.federation.Federation` on releases that were proven.
 
     Args:
-        study: that they are of.
         releases: in order; taken one at a time.
         encoder: arrays that every round broadcasts.
         exact: whether what the method would broadcast must be what was, to the bit.
 
     Attributes:
         differing: rounds whose broadcast is not the method's to the bit.
-        releases: how many were asked for.
     """
 
     def __init__(
@@ -101,9 +99,6 @@ def compare(
     Args:
         manifest: of the result, parsed.
         found: its files by name.
-        made: the other's.
-        result: as it was read.
-        again: as it was made.
         tolerance: largest relative difference of two numbers that is let pass.
 
     Raises:

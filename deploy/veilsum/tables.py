@@ -74,8 +74,6 @@ def read_sites(
     """Read a folder of one file a site, or one file whose column names the site, as tables by site.
 
     Args:
-        source: the folder, or the file.
-        schema: of the columns.
         site_column: names the site of each record; needed for a file, and only for that.
         subject: a further column, which tells whose record each is.
         least: fewest files of a folder.

@@ -49,7 +49,6 @@ def check_guesses(expected: Mapping[str, Guess], schema: DatasetSchema, source: 
 
     Args:
         expected: guesses by column.
-        schema: of the dataset.
         source: what they stand in, for messages.
 
     Raises:
@@ -80,7 +79,6 @@ def typical_records(
     Margins are as guessed to within half a record: values are quantiles at evenly spaced ranks.
 
     Args:
-        schema: of the dataset.
         expected: checked guesses.
         number: of records.
         made: whether columns are features that an encoder makes: normal about 0 in place of what bounds suggest.

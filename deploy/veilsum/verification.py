@@ -247,7 +247,6 @@ def verify_result(
 
     Args:
         directory: of the result, with its proof.
-        authority: the federation's certificate.
         uses: folder of results that the study builds on, for one that evaluates a released model.
         tolerance: largest relative difference of two numbers that is let pass, for machines that round otherwise.
 

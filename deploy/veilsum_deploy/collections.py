@@ -41,7 +41,6 @@ class Domain:
 
     Attributes:
         name: a valid site name.
-        train: what sites hold.
         test: what a classifier is tested on; None where the source has no such split, so that each run holds its own out.
         sites: by name, the rows of ``train`` of each site, where the source tells sites of the domain apart.
     """
@@ -57,7 +56,6 @@ class Collection:
     """Domains of one schema.
 
     Attributes:
-        name: of the collection.
         schema: of all its domains.
         domains: in a fixed order.
     """
@@ -110,8 +108,6 @@ def own_sites(
 
     Args:
         source: a folder of one file a domain, a folder of one folder a domain that holds one file a site, or one file.
-        schema: of the records.
-        name: of the data.
         site_column: the file's column that names the site of each record; without ``domain_column`` each site is a domain.
         domain_column: the file's column that names the domain of each record.
         subject: a further column, which tells whose record each is.

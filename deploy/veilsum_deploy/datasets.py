@@ -44,7 +44,6 @@ class TableWithSchema:
 
     Attributes:
         name: as a study and a participant's configuration name it.
-        schema: its public schema.
         table: an Arrow table of the schema's columns.
         subject: a further column of it, which tells whose record each is; None where nothing does.
     """

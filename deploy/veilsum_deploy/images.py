@@ -82,7 +82,6 @@ def write_records(
 
     Args:
         folder: of images, as in :func:`find_images`.
-        out: new folder.
         shape: of an image as numbers.
         network: makes features of them; None for the levels themselves.
         progress: told of each domain.

@@ -49,7 +49,6 @@ class Database:
     """One open database, and what is known of its health; from :func:`open_database` or :func:`open_readonly`. Thread-safe.
 
     Attributes:
-        engine: SQLAlchemy's.
         guard: begins every write transaction, under its lock; what it raises undoes the transaction.
     """
 

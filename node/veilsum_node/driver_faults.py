@@ -121,7 +121,7 @@ def unreleased_version(component: str, found: str) -> StateError:
     """The error for tables that software between two released versions has made."""
     return StateError(
         f"The {component}'s tables are of version {found[:32]!r}, which no released version has.",
-        "Open them once with version 0.2, which upgrades them, or restore a backup that a released version made.",
+        "Open them once with version 0.2 if they are older, or restore a backup that a released version made.",
     )
 
 

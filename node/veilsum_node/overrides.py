@@ -8,7 +8,7 @@ secrets. A name that nearly begins so would change nothing, and is refused. No m
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_origin
@@ -78,7 +78,6 @@ def load_settings(
 
     Args:
         path: of the file; relative paths of ``_FILE`` variables are taken from its directory.
-        model: of the configuration.
         environment: variables; the process's own by default.
         aliases: further variables that set a key, such as ``VEILSUM_DATABASE``.
 
@@ -273,13 +272,8 @@ def _as_table(value: Any, annotation: Any, override: Override) -> dict[str, Any]
 HIDDEN = "(hidden)"
 
 
-def effective(loaded: Loaded[Any], show: Callable[[Key, Any], Any] | None = None) -> list[tuple[Key, Any, str]]:
-    """Every key with its value and source, in the model's order; secrets are replaced by a word.
-
-    Args:
-        loaded: the configuration.
-        show: replaces a value by what is shown, for example a relative path by the resolved one.
-    """
+def effective(loaded: Loaded[Any]) -> list[tuple[Key, Any, str]]:
+    """Every key with its value and source, in the model's order; secrets are replaced by a word."""
     rows: list[tuple[Key, Any, str]] = []
 
     def walk(value: Any, key: Key) -> None:
@@ -290,8 +284,7 @@ def effective(loaded: Loaded[Any], show: Callable[[Key, Any], Any] | None = None
             for name, item in value.items():
                 walk(item, (*key, str(name)))
         else:
-            shown = HIDDEN if isinstance(value, SecretStr) else value
-            rows.append((key, shown if show is None else show(key, shown), loaded.source(key)))
+            rows.append((key, HIDDEN if isinstance(value, SecretStr) else value, loaded.source(key)))
 
     walk(loaded.config, ())
     return rows

@@ -71,7 +71,6 @@ class StateLock:
     """The lock beside one database file: ``NAME.lock``, mode 0600.
 
     Args:
-        state: the database's file.
         party: who wants it, as in ``coordinator hub``.
     """
 

@@ -186,7 +186,6 @@ class Datasets(ABC):
         schema lets be larger than its ``memory`` is read as they are taken, and not kept.
 
         Args:
-            name, offered, schema: of the dataset.
             by_subject: whether subjects count.
             seconds: how long reading may take where another process reads; it follows from what is public.
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.randomness import SeededRandom
 from support.studies import SCHEMA, federation, shifted_sites
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest, draft_study
 from veilsum.local.federation import LocalFederation, results_directory
 from veilsum.local.sites import make_local
 from veilsum_coordinator.methods import get_method
@@ -57,14 +57,14 @@ def compiled(kit: Kit, method: str, parameters: Mapping[str, Any], encoder: Proj
         privacy=PrivacyRequest(noise="none"),
         encoder=encoder,
     )
-    return compile_study(
+    return draft_study(
         request,
         federation_id=kit.federation_id,
         coordinator="coordinator",
         participants=PARTICIPANTS,
         clock=clock,
         random=SeededRandom(method.encode()),
-    )
+    ).compile()
 
 
 def encrypted(kit: Kit, local: LocalFederation, study: Study, results: Path) -> Result:

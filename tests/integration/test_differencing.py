@@ -324,8 +324,6 @@ def test_a_state_of_an_earlier_version_brings_its_cohorts(scene: Scene) -> None:
             raw.execute("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
             raw.execute("ALTER TABLE participant_study DROP COLUMN shares")
             raw.execute("ALTER TABLE participant_kept DROP COLUMN origin")
-            raw.execute("ALTER TABLE participant_attempt DROP COLUMN snapshot")
-            raw.execute("ALTER TABLE participant_pending DROP COLUMN deadline")
             raw.execute("UPDATE participant_study SET strict_cohort = ?", (json.dumps(ABCD),))
             raw.execute("UPDATE participant_version SET version_num = '0004'")
         scene.attack.reopen(name)

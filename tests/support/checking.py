@@ -221,12 +221,15 @@ def make_cohort(directory: Path, names: Sequence[str] = NAMES, rows: int = 20, *
 
 
 def lay_out_as_before(raw: sqlite3.Connection) -> None:
-    """Lay a participant's tables out as the version before one-time keys left them; nothing was dealt in its studies."""
-    for name in ("words", "fixed", "challenge", "answer", "answer_signature", "shown", "agreed"):
+    """Lay a participant's tables out as version 0.2 left them; nothing was dealt in its studies."""
+    for name in ("open", "round", "label"):
+        raw.execute(f"DROP INDEX participant_attempt_{name}")
+    for name in ("snapshot", "words", "fixed", "challenge", "answer", "answer_signature", "shown", "agreed"):
         raw.execute(f"ALTER TABLE participant_attempt DROP COLUMN {name}")
+    raw.execute("ALTER TABLE participant_pending DROP COLUMN deadline")
     for name, kind in (("self_seed", "BLOB"), ("sizes", "TEXT"), ("decrypted", "BLOB"), ("consent_digest", "BLOB")):
         raw.execute(f"ALTER TABLE participant_attempt ADD COLUMN {name} {kind}")
     for name, kind in (("secret_key", "BLOB"), ("tag_key", "BLOB"), ("dealer", "TEXT")):
         raw.execute(f"ALTER TABLE participant_study ADD COLUMN {name} {kind}")
     raw.execute("DROP TABLE participant_followed")
-    raw.execute("UPDATE participant_version SET version_num = '0010'")
+    raw.execute("UPDATE participant_version SET version_num = '0008'")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from support.fresh import COORDINATOR, LEDGER, PARTICIPANT, fresh_database
 from support.kits import fresh_kit
 from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest, draft_study
 from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
@@ -183,7 +183,7 @@ class Parties:
             "clock": self.clock,
             "random": SYSTEM_RANDOM,
         }
-        return compile_study(request, **(given | setting))
+        return draft_study(request, **(given | setting)).compile()
 
     def signed(self, study: Study | bytes, by: Credentials | None = None, label: Label = Label.STUDY) -> pb.StudyObject:
         """A study as the analyst signs it, or another party."""

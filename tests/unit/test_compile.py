@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.randomness import SeededRandom
-from veilsum.compile import StudyRequest, compile_study, load_study_request
+from veilsum.compile import StudyRequest, draft_study, load_study_request
 from veilsum.plan import notes
 from veilsum.quantisation import plan_grid, rounding_share
 from veilsum_node.errors import ConfigurationError
@@ -57,14 +57,14 @@ def request(tmp_path: Path, privacy: str = "epsilon = 2.0\nmin_cohort = 3", meth
 
 
 def compiled(asked: StudyRequest, participants: tuple[str, ...] = ("d", "b", "a", "c")) -> Study:
-    return compile_study(
+    return draft_study(
         asked,
         federation_id="ab" * 32,
         coordinator="hub",
         participants=participants,
         clock=lambda: 1_000,
         random=SeededRandom(7),
-    )
+    ).compile()
 
 
 @pytest.mark.parametrize("method", ["statistics", "fedcgs"])

@@ -21,7 +21,7 @@ from support.commands import shown
 from support.studies import run, shifted_sites
 from veilsum.api.results import StudyResult, open_result
 from veilsum.cli.display import _shown
-from veilsum.exports import all_tables, cell, export_result, figures_of, to_csv, to_latex
+from veilsum.exports import all_tables, cell, export_result, figures_of, plain_table, to_csv
 from veilsum_deploy.simulation.report import _markdown
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_privacy.results.result import Result, save_result
@@ -134,7 +134,7 @@ def latex_rows(text: str) -> list[list[str]]:
 
 
 def test_latex_shows_every_name_as_it_is() -> None:
-    text = to_latex(ROWS, RESULT.method + " 100% & <more>")
+    text = plain_table(ROWS, RESULT.method + " 100% & <more>").to_latex()
     rows = latex_rows(text)
     assert rows[0] == ["level", "mean", "known"]
     names = [row[0].replace("…", "...").replace("ˆ", "^") for row in rows[1:]]
@@ -145,7 +145,7 @@ def test_latex_shows_every_name_as_it_is() -> None:
 
 
 def test_a_row_that_begins_with_a_bracket_is_no_option_of_the_rule_before_it() -> None:
-    lines = to_latex([{"range": "[0, 10)"}, {"range": "[10, 20)"}], "ranges").splitlines()
+    lines = plain_table([{"range": "[0, 10)"}, {"range": "[10, 20)"}], "ranges").to_latex().splitlines()
     assert not [line for line in lines if line.startswith("[")]
 
 

@@ -91,7 +91,6 @@ class Available(Frozen):
     """One subset of sites that may turn up.
 
     Attributes:
-        sites: their names.
         probability: of this subset, in proportion to the others'.
     """
 

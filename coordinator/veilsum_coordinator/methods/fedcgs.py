@@ -349,11 +349,7 @@ def _regular(covariance: Floats) -> Floats:
 
 
 def columns_plan(inputs: Inputs, share: float) -> TaskPlan:
-    """Every number's count, sum and square by class, and how many of each class have each category.
-
-    Args:
-        share: of the budget.
-    """
+    """Every number's count, sum and square by class, and how many of each class have each category."""
     schema, label = inputs.schema, "" if inputs.schema.label is None else inputs.schema.label.column
     numbers = tuple(column.name for column in schema.columns if not isinstance(column, CategoryColumn))
     asked = [QueryRequest(kind="compare", name=NUMBERS, over=numbers, by=(label,))] if numbers else []

@@ -94,7 +94,6 @@ def classifier_plan(asked: ClassifierRequest, inputs: Inputs, persons: Mapping[s
     """The one release.
 
     Args:
-        asked: resolved.
         persons: how a person's records count, as parameters of the task.
 
     Raises:

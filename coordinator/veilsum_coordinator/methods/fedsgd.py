@@ -96,7 +96,6 @@ class FedSGDParameters(FeatureRules):
         steps: of the optimiser, each a release.
         sampling_rate: q, with which each record takes part in a step.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to.
-        optimiser: of the coordinator.
         decay: L2 penalty on all values, decay / 2 |theta|^2.
         travel: D, how far the noise of all steps together would carry the model by itself; with noise it sets the learning
             rate of ``sgd`` where none is stated: eta = D / (sigma sqrt(T P)) on a step's sum, for noise of standard deviation
@@ -429,7 +428,6 @@ class AveragedModel:
 
     Args:
         model: before the first step.
-        parameters: resolved.
         shapes: of the model's arrays, by name.
 
     Attributes:
@@ -456,7 +454,6 @@ class AveragedModel:
 
         Args:
             read: gives some values of an array of the sum of gradients.
-            divisor: of the sum.
             keep: whether the model is wanted as it is then, before it is rounded.
 
         Returns:

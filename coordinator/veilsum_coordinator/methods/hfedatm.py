@@ -305,7 +305,6 @@ def begin(federation: Federation, stations: Table, parameters: TrainingParameter
     """The stations with their first models, one for all or one each, from public seeds.
 
     Args:
-        federation: of a study with local training.
         stations: checked; they come in the order of their names.
         parameters: of the training, resolved.
         shared: whether all begin with the same values.

@@ -475,7 +475,6 @@ def robust(federation: Federation, first: Release, fit: Fit, records: float, spr
     """Run the release at a fit's estimate.
 
     Args:
-        federation: of the study.
         first: its first release, whose cohort takes part.
         fit: a linear or Newton fit.
         records: how many took part in it.

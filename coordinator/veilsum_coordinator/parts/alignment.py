@@ -119,11 +119,9 @@ class Aligned:
 
     Attributes:
         broadcast: arrays that later sums over aligned features need.
-        release: what it was made from.
         maps: of each site of ``release.cohort``, in its order; empty where sites make their own.
         reference: arrays of the reference; empty where it could not be estimated.
         application: how a result says it (the key ``alignment``); None where nothing could be aligned.
-        arrays: of the result.
         summary: of the result: convergence, and one row a site.
     """
 
@@ -204,7 +202,6 @@ def alignment_plans(
     """The release that the alignment is made from, and in iterated mode the steps, which cost nothing.
 
     Args:
-        parameters: resolved.
         clip, missing: of the release's features, which are not aligned.
         classes: take class moments whatever the reference, for a method that builds on them.
         share: of the budget, against the shares of the method's other releases.
@@ -315,7 +312,6 @@ def application(
     """The application of a result, as JSON.
 
     Args:
-        schema: of the records.
         missing: the missing rule of the study's tasks.
         encoder: from :func:`encoder_application`.
         alignment: of :class:`veilsum_coordinator.parts.alignment.Aligned`.
@@ -353,8 +349,6 @@ def outcome_application(
     """The application of a model of a number, a count or a time: it reads all columns but the outcome's.
 
     Args:
-        schema: of the study.
-        outcome: what is predicted.
         missing, head: as of :func:`application`.
         most: of counts, what larger predictions are taken as, in the column's unit.
     """
@@ -427,7 +421,6 @@ def study_result(
     """A result of this study that is applied to tell classes.
 
     Args:
-        summary: of the result.
         missing, head, classes: as of :func:`application`.
         arrays: of the head, and any others.
         aligned: as of :func:`study_application`.

@@ -145,7 +145,6 @@ class TaskPlan:
 
     Attributes:
         label: unique within the method.
-        task: the registered task's name.
         parameters: the task's parameters, as its own model.
         releases: the largest number of rounds of it.
         disclosure: joint or per site.
@@ -223,7 +222,6 @@ class Inputs:
     """What a method may know before it runs: public values only.
 
     Attributes:
-        schema: the dataset's.
         encoder: what makes its features, None for the schema's own.
         sites: how many participants the study names.
         private: whether its releases have noise.

@@ -75,7 +75,6 @@ def cluster(federation: Federation, first: Release, fit: Fit, rate: float = 0.0)
     """Run the release at a fit's estimate.
 
     Args:
-        federation: of the study.
         first: its first release, whose cohort takes part.
         fit: a linear, Newton or hazard fit.
         rate: of counts, their mean.

@@ -27,7 +27,6 @@ class StoredBlocks(Mapping[str, Floats]):
     """Blocks of a long sum, read from where it is stored whenever they are asked for.
 
     Args:
-        layout: of the sum.
         read: gives the weighted values from one place of the vector up to another.
     """
 

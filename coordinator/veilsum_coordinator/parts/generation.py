@@ -247,7 +247,6 @@ class FeatureUse:
     """Which features the tasks of a method compute on: the study's, aligned if the method aligns them.
 
     Attributes:
-        inputs: of the study.
         clip, missing: as tasks take them (:class:`veilsum_privacy.tasks.parameters.FeatureParameters`).
         alignment: as tasks take it, None for none.
         source: label of the kept task that a site makes its own alignment from.
@@ -277,7 +276,6 @@ class FeatureUse:
         Args:
             task: "class-moments" with ``second`` of "class" or "class-diagonal", "class-mixtures" or "prototypes".
             groups: of each class, that a record is of one of.
-            values: further parameters.
         """
         d, groups = self.inputs.width, len(self.inputs.classes) * groups
         largest = min(self.clip, math.sqrt(d)) if self.boxed else self.clip
@@ -299,7 +297,6 @@ def generation_plans(parameters: GenerationParameters, use: FeatureUse, *, share
     """The releases that generation needs: one joint one, and the prototypes per site in multi-domain mode.
 
     Args:
-        parameters: of the generation.
         use: the features, after any alignment; features are generated in the aligned space.
         share: of the study's budget, for all of them together.
     """
@@ -335,8 +332,6 @@ def run_generation(
     """Run the releases of :func:`generation_plans` and say what is generated from them.
 
     Args:
-        federation: of the study.
-        parameters: of the generation.
         broadcast: arrays that the tasks need, as those of an alignment.
     """
     release = federation.sum(GEOMETRY, broadcast)

@@ -244,7 +244,6 @@ def iterate(kind: Kind, federation: Federation, release: Release, rounds: int) -
     """Run the steps.
 
     Args:
-        kind: of the reference.
         federation: whose study declares the steps.
         release: the sum of what the sites kept.
         rounds: at most.

@@ -58,7 +58,6 @@ class TrainingParameters(Frozen):
         local_steps: of DP-SGD in a round, with noise.
         sampling_rate: q, with which each record takes part in a step, with noise.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to, with noise.
-        learning_rate, momentum, decay: of a site.
         travel: with noise, how far the noise of all rounds alone would move the mean model, in L2, which sets the learning
             rate; the default where no rate is stated, but for objectives that pull a site back to where it began.
         norm: L2 norm that a site's update is scaled down to; generous.
@@ -97,8 +96,6 @@ def resolved_training(
     """What is left open, by name.
 
     Args:
-        parameters: as asked for.
-        inputs: of the study.
         convex: whether the model is linear.
         norm: root mean square norm of a record's features as a linear model takes them. For numbers spread over [-1, 1]^d and
             divided by sqrt(d) it is 1 / sqrt(3).
@@ -166,13 +163,9 @@ def training_plan(
     """The release of rounds of local training.
 
     Args:
-        parameters: resolved.
-        inputs: of the study.
-        model: resolved.
         clip, missing: of the features.
         public_weights: whether the broadcast weighs the sites.
         generation: of samples to train on beside the records.
-        label: of the releases.
         size: values of the model; None for one of the inputs' features and classes.
         features: further parameters of the task, as of an alignment.
 
@@ -229,13 +222,7 @@ class LocalRounds:
     """
 
     def __init__(self, federation: Federation, parameters: TrainingParameters, label: str = LOCAL) -> None:
-        """Begin with first values of the seed.
-
-        Args:
-            federation: of a study with this task.
-            parameters: resolved.
-            label: of the releases.
-        """
+        """Begin with first values of the seed."""
         self._federation, self._parameters, self._label = federation, parameters, label
         agreed = AgreedStudy(federation.study).task(label)
         self._agreed, task, declaration = agreed, agreed.task, agreed.declaration
@@ -309,7 +296,6 @@ class ServerPart:
         """Take in a round and return the update to make.
 
         Args:
-            release: of the round.
             update: mean update (P,) of the sites that took part.
             weight: sum of their weights, by which weighted blocks are divided; positive.
             share: of the study's participants that took part.

@@ -99,7 +99,6 @@ class MomentReference:
         moments: of all sites' features.
         broadcast: arrays that later sums over aligned features need; of the result as well.
         application: how a result says it (the key ``alignment``).
-        summary: of the result.
         cohort: who kept a statistic, and so can align.
         reference: arrays that :attr:`application` names: further ones, or in the place of those that are broadcast.
     """
@@ -121,8 +120,6 @@ def resolve_moments(parameters: MomentAlignment, inputs: Inputs, image: Sequence
     """Fill in the defaults that depend on the inputs.
 
     Args:
-        parameters: as stated.
-        inputs: of the method.
         image: (channels, height, width) that the model takes; None for features as they are.
 
     Raises:
@@ -171,7 +168,6 @@ def moment_share(share: float, steps: int, sampling_rate: float = 1.0) -> float:
     Args:
         share: wanted, in (0, 1).
         steps: noised steps of training in the whole study.
-        sampling_rate: of their records.
     """
     return share / (1.0 - share) * max(steps, 1) * sampling_rate**2
 
@@ -182,11 +178,8 @@ def moment_plans(
     """The release that moments are made from, and for ``within`` the sum of the sites' own, which costs nothing.
 
     Args:
-        parameters: resolved.
-        inputs: of the method.
         missing: of features, as training takes them.
         share: of the budget, against the shares of the method's other releases: see :func:`moment_share`.
-        rounds: of training.
     """
     width = None if inputs.encoder is None else inputs.width
     m = parameters.channels or len(columns_of_moments(inputs.schema, width, None))
@@ -361,7 +354,6 @@ def shown_reference(
     Args:
         sums: of the sites that were in a release.
         noise_std: of one release of a site.
-        parameters: resolved.
         participants: of the study; for one without sums, records are drawn for another one's map, and the result has none.
     """
     cohort = tuple(name for name in participants if name in sums)

@@ -108,7 +108,6 @@ def centre_plan(inputs: Inputs, missing: Missing, clip: float, share: float, *, 
 
     Args:
         clip: of an encoder's features, a norm that hardly a record exceeds.
-        share: of the budget.
         classes: whether records are counted by class, which costs nothing more.
     """
     boxed = inputs.encoder is None

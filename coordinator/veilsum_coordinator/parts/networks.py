@@ -48,8 +48,6 @@ def network_head(
     Perceptrons are given by their layers, with scale and bias constants multiplied in, so that no reader needs this package.
 
     Args:
-        architecture: of the model.
-        arrays: its values.
         centre: (d,) what was taken off the features before the first layer of a perceptron; its bias takes that up.
     """
     if not isinstance(architecture, Perceptron):
@@ -88,9 +86,7 @@ def checkpoint_result(federation: Federation, arrays: Mapping[str, Floats], summ
     hold the arrays alone.
 
     Args:
-        federation: of the study.
         arrays: ``model.<name>``, and what the study's features are centred by, as its rounds broadcast them.
-        summary: what the method says of them.
     """
     study, plain = federation.study, Result(federation.study.method, summary, arrays)
     told, missing = study.parameters.get("model"), study.parameters.get("missing")
@@ -205,7 +201,6 @@ def weights_of_classes(
     """Weights (K,) from 0 to 1, or None where all records count alike.
 
     Args:
-        asked: resolved.
         means: of :func:`.centre_plan`, by class, where weights follow from frequencies.
     """
     if asked is None or asked == "none":

@@ -289,7 +289,6 @@ def weigh(
     counts fill a lane of 46 bits, and where values are rounded, steps are so fine that only float64 shows (:func:`_exact`).
 
     Args:
-        queries, derived, columns: of the study.
         largest: most records of the whole federation, by which a sum should fit a lane of 24 bits.
         fine: how much finer the steps are to which values are rounded, where they should not show even in sums of few values.
         least_table: least scale of a table; the coarser, the less weights are what they should be, by up to a tenth.

@@ -56,7 +56,6 @@ def mlp_head(
         labels: (n,) indices into ``names``.
         names: of all classes.
         hidden: width of the hidden layer.
-        descent: how it is trained.
         rng: source of the first weights and of the order of samples.
 
     Returns:

@@ -50,8 +50,6 @@ class Cohorts:
         """The next attempt: every ready and present member that may be in it.
 
         Args:
-            number: of the round.
-            label: of its task.
             broadcast: encoded.
 
         Raises:

@@ -14,11 +14,8 @@ def open_directives(study: bytes, phase: StudyPhase, members: Members, current: 
     """Directives that are open for a participant, in the order in which it should answer.
 
     Args:
-        study: the study's digest.
         phase: where the study is.
-        members: its members.
         current: the present round, if one runs.
-        name: the participant's.
     """
     seat = members.seats.get(name)
     if seat is None:
@@ -40,11 +37,6 @@ def closing_directives(study: bytes, seat: MemberState, outcome: str) -> list[pb
     """The end, after what a member must still hear: a release that it does not see counts as a lost charge.
 
     Whoever heard the end first, its disk having been full for the release, still has to hear of that.
-
-    Args:
-        study: the study's digest.
-        seat: the member's.
-        outcome: how the study ended for it.
     """
     end = [] if seat.ended else [pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)]
     return _of(study, [*_closing(seat), *end])

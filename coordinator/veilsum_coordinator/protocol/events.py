@@ -21,11 +21,7 @@ LOG = logging.getLogger("veilsum.coordinator")
 
 @dataclass
 class StudyLog:
-    """What of one study was told already.
-
-    Attributes:
-        machine: the study's.
-    """
+    """What of one study was told already."""
 
     machine: StudyMachine
     _phase: StudyPhase = StudyPhase.ENROLLING

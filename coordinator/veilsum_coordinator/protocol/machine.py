@@ -282,7 +282,6 @@ class StudyMachine:
         """Begin a round; None when no cohort can be formed (the study has then failed).
 
         Args:
-            label: of the task.
             broadcast: encoded, in pieces.
             members: who may be in the cohort; None for all participants.
 
@@ -582,7 +581,6 @@ class StudyMachine:
         """The round of an earlier process that the method asks for again, if that was released: its number and release.
 
         Args:
-            label: of the task.
             broadcast: digest of what would be broadcast.
             members: who may be in the cohort; None for all participants.
 

@@ -28,7 +28,6 @@ def check_same(kept: KeptRound, label: str, broadcast: bytes, allowed: frozenset
     """Insist that a round is asked for again as it was before.
 
     Args:
-        kept: the journal's.
         label: of the task that is asked for now.
         broadcast: digest of what would be broadcast.
         allowed: who may be in the cohort.

@@ -58,9 +58,6 @@ class FixedSum:
 
     Args:
         total: the sum of all contributions.
-        plan: of it.
-        study: the study's digest.
-        assignment: of the attempt.
         receipts: of the cohort, in its order.
 
     Attributes:
@@ -125,7 +122,6 @@ class Round:
 
     Attributes:
         number: from 1.
-        label: the task's.
         broadcast: encoded, as sent, in pieces.
         allowed: who may be in a cohort of it.
         assignment: of the present attempt.

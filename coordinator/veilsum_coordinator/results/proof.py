@@ -76,10 +76,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
     """A released round as members of a study that declares its steps fetch it.
 
     Args:
-        database: of the journal.
-        agreed: the study.
         roster: how many members it has.
-        number: of the round.
         shown: its opened sum in few bytes, where that is at hand; it is opened once more where not.
 
     Raises:

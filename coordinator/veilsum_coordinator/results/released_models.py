@@ -45,7 +45,6 @@ class ReleasedModel:
         sha256: :func:`veilsum_privacy.training.released.model_digest`.
         classes: in the order of the scores.
         missing: the missing rule.
-        columns: that it reads.
         encoder: what makes its features of them; None for the columns themselves.
         arrays: by their names in a broadcast.
     """
@@ -98,7 +97,6 @@ class ReleasedPredictor:
 
     Attributes:
         prediction: parameters of the evaluation (:class:`veilsum_coordinator.parts.predictions.Prediction`).
-        columns: that the model reads.
         bounds: of the outcome's column, in which the model's scores are scaled.
         arrays: by their names in a broadcast.
     """

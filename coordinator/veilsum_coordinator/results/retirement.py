@@ -121,9 +121,7 @@ def archive_study(database: Database, results: Path, study: HeldStudy, target: P
     `veilsum study verify` takes the folder of a study that has finished. Nothing is deleted.
 
     Args:
-        database: the coordinator's.
         results: the folder of its results.
-        study: which.
         target: a folder in which one is made for it.
 
     Returns:
@@ -168,9 +166,7 @@ def delete_study(database: Database, results: Path, study: HeldStudy, now: int, 
     coordinator notices within some seconds.
 
     Args:
-        database: the coordinator's.
         results: the folder of its results.
-        study: which.
         now: Unix seconds.
         proofs: folder that keeps its proof; None to keep none.
 

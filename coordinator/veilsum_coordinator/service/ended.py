@@ -22,7 +22,6 @@ class EndedStudy:
         seats: of all whom it invited.
 
     Attributes:
-        digest: the study's.
         phase: in which it ended.
         analyst, submitted: whose it is, and since when.
         seats: of those that have not heard everything, by name.

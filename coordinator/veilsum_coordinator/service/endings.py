@@ -30,7 +30,6 @@ class Endings:
     """Ends of a table's studies. What it changes is notified by the hub.
 
     Args:
-        table: of the hub.
         journal: makes outcomes durable.
         objects: what is let go of with a study.
         steady: seconds by which waits are measured.

@@ -17,7 +17,6 @@ class Fetching:
     """What participants of a table's studies may fetch, and what comes along with a directive. Thread-safe.
 
     Args:
-        table: of the hub.
         journal: holds releases and the mirror.
     """
 

@@ -12,11 +12,7 @@ from veilsum_proto import federation_pb2 as pb
 
 
 class Listing:
-    """What is shown of the studies of a table. Thread-safe.
-
-    Args:
-        table: of the hub.
-    """
+    """What is shown of the studies of a table. Thread-safe."""
 
     def __init__(self, table: StudyTable) -> None:
         self._table = table

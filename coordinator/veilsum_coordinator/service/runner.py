@@ -65,8 +65,6 @@ class StoredFederation(Federation):
     """What was released to a study, in a hub's journal.
 
     Args:
-        hub: the coordinator's state.
-        agreed: the study.
         key: its digest.
         encoder: arrays of the study's projection, which every round broadcasts.
     """
@@ -92,8 +90,6 @@ class HubFederation(StoredFederation):
     """A federation behind a hub. It holds on to its study's machine when the study is stopped.
 
     Args:
-        hub: the coordinator's state.
-        key: the study's digest.
         wait: returns after something may have changed; called without the lock.
         encoder: arrays of the study's projection, which every round broadcasts.
         results: where results lie; None keeps no checkpoints.

@@ -32,12 +32,7 @@ def spent_epsilon(study: Study, releases: dict[str, int] | None = None) -> float
 
 
 def progress(machine: StudyMachine, released: int) -> float:
-    """How far a study has come, 0 to 1: a tenth for enrolment and keys, the rest over its declared releases.
-
-    Args:
-        machine: the study's.
-        released: releases so far.
-    """
+    """How far a study has come, 0 to 1: a tenth for enrolment and keys, the rest over its declared releases."""
     if machine.phase is StudyPhase.FINISHED:
         return 1.0
     enrolled = sum(seat.enrolled for seat in machine.seats.values()) / len(machine.seats)

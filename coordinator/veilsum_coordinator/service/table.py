@@ -46,11 +46,9 @@ class StudyEntry:
     """A study that is not over, or whose end is not stored.
 
     Attributes:
-        machine: what it does.
         signed: as its analyst signed it.
         analyst, submitted: whose it is, and since when.
         results: names of its files, once its method has returned.
-        tally: counts its releases.
         log: tells an operator what happens in it.
         changes: how often anything of it may have changed that is shown, bytes received among it.
     """

@@ -218,7 +218,6 @@ class ServerLock:
     """PostgreSQL's advisory lock of one session.
 
     Args:
-        url: of the database.
         party: who wants it.
     """
 

@@ -114,7 +114,6 @@ class RoundStart:
     Attributes:
         assignment: of that attempt; names round, label and broadcast.
         allowed: who may be in a cohort.
-        attempts: how many there were.
         started: unix seconds.
         received: bytes of contributions of earlier attempts.
     """

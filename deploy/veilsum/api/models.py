@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ class _Applied:
         about: what exported files say of the study.
     """
 
+    _estimator_type: ClassVar[str]
     released: Model = field(repr=False)
     site: str | None = None
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -77,6 +78,20 @@ class _Applied:
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
+
+    def __sklearn_tags__(self) -> Any:
+        # only where scikit-learn itself asks
+        from sklearn.utils import ClassifierTags, InputTags, RegressorTags, Tags, TargetTags, TransformerTags
+
+        kind, multiple = self._estimator_type, len(self.released.classes) > 2
+        return Tags(
+            estimator_type=kind,
+            target_tags=TargetTags(required=False),
+            classifier_tags=ClassifierTags(multi_class=multiple) if kind == "classifier" else None,
+            regressor_tags=RegressorTags() if kind == "regressor" else None,
+            transformer_tags=TransformerTags() if kind == "transformer" else None,
+            input_tags=InputTags(allow_nan=True, string=True),
+        )
 
     def to_onnx(self, path: str | Path, *, from_features: bool = False, replace: bool = False) -> Path:
         """Write the model as an ONNX file, which takes columns in their own units (:mod:`veilsum.onnx_model`).
@@ -175,17 +190,6 @@ class Classifier(_Applied):
         """Share of records whose class is predicted rightly; ``y`` holds names of classes."""
         return float(np.mean(self.predict(X) == np.asarray(y, dtype=object)))
 
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # only where scikit-learn itself asks
-
-        multiple = len(self.released.classes) > 2
-        return Tags(
-            estimator_type="classifier",
-            target_tags=TargetTags(required=False),
-            classifier_tags=ClassifierTags(multi_class=multiple),
-            input_tags=InputTags(allow_nan=True, string=True),
-        )
-
     def personalise(self, X: Any, y: Any) -> Classifier:  # noqa: N803
         """A model of a site's own: this one, moved as far as the site's records speak for it; they are used exactly.
 
@@ -231,16 +235,6 @@ class Regressor(_Applied):
         error, spread = found[used] - truth[used], truth[used] - truth[used].mean()
         return float(1.0 - (error @ error) / (spread @ spread))
 
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags
-
-        return Tags(
-            estimator_type="regressor",
-            target_tags=TargetTags(required=False),
-            regressor_tags=RegressorTags(),
-            input_tags=InputTags(allow_nan=True, string=True),
-        )
-
 
 class Encoder(_Applied):
     """A released projection, such as the components of ``pca``: columns to features."""
@@ -254,16 +248,6 @@ class Encoder(_Applied):
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Names of the features, numbered from 1."""
         return np.array([f"feature_{number}" for number in range(1, self.released.width + 1)], dtype=object)
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
-
-        return Tags(
-            estimator_type="transformer",
-            target_tags=TargetTags(required=False),
-            transformer_tags=TransformerTags(),
-            input_tags=InputTags(allow_nan=True, string=True),
-        )
 
 
 def open_model(

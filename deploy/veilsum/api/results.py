@@ -21,11 +21,11 @@ from veilsum.exports import (
     drawings,
     export_result,
     figures_of,
+    plain_table,
     table_html,
     tables_of,
     to_csv,
     to_html,
-    to_latex,
 )
 from veilsum.papers import SUBGROUPS, PaperTable, documents_of, paper_tables
 from veilsum.pictures import draw
@@ -144,7 +144,7 @@ class StudyResult:
         found = self.papers()
         if table in found or (table is None and len(found) == 1):
             return self.paper(table).to_latex()
-        return to_latex(self.rows(table), self._named(table))
+        return plain_table(self.rows(table), self._named(table)).to_latex()
 
     def to_html(self, table: str | None = None) -> str:
         """A page with every table and picture, and the study; with ``table`` that one alone, a ``<table>`` to paste."""

@@ -37,7 +37,6 @@ class LocalCoordinator:
     """A coordinator and its participants in this process.
 
     Args:
-        local: the federation.
         results: where results lie.
     """
 

@@ -86,7 +86,6 @@ class LocalFederation:
     """Participants of one process around a hub.
 
     Args:
-        hub: the coordinator's state.
         cores: participants by certified name.
         clock: unix seconds.
     """
@@ -124,7 +123,6 @@ class LocalFederation:
         """Drive enrolment and the exchange of keys; returns the federation for the study's method.
 
         Args:
-            key: of the study.
             results: where results lie, of which one released the projection of a study that has one.
             checkpoints: whether models in between are kept there.
 

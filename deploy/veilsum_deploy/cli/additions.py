@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 def asked_study(request: StudyRequest) -> AskedStudy:
     """A study as its analyst wrote it, for a site's check."""
-    from veilsum.compile import compile_study
+    from veilsum.compile import draft_study
     from veilsum_participant.checks import AskedStudy
 
     def compiled(federation: str, participants: list[str], clock: Callable[[], int]) -> Study:
-        return compile_study(
+        return draft_study(
             request,
             federation_id=federation,
             coordinator="coordinator",
             participants=participants,
             clock=clock,
             random=SYSTEM_RANDOM,
-        )
+        ).compile()
 
     return AskedStudy(request.dataset, request.data, tuple(request.participants), request.privacy.min_cohort, compiled)
 

@@ -24,7 +24,6 @@ def check_coordinator(config: CoordinatorConfig, clock: Callable[[], int] = lamb
     """Run every check of a coordinator, in order.
 
     Args:
-        config: its configuration.
         clock: Unix seconds.
     """
     return [check for _, look in coordinator_checks(config, clock) for check in look()]

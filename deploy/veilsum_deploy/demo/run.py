@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest, draft_study
 from veilsum.remote import Remote, StudyInfo, connect
 from veilsum.verification import Look, look_at
 from veilsum_deploy.demo.directory import DELTA, DEMO_TERMS, LARGEST_EPSILON, Terms, configure_participants, furnish
@@ -77,9 +77,7 @@ def kill_before_contribution(
     """Kill ``victim`` in a running study; None if it was too quick and goes on.
 
     Args:
-        remote: the coordinator.
         study: the digest of a study just submitted.
-        victim: the process.
         database: its own.
         others: the other hospitals' names and databases.
     """
@@ -287,14 +285,14 @@ class Analyst:
         Raises:
             ConfigurationError: it cannot be compiled.
         """
-        return compile_study(
+        return draft_study(
             request,
             federation_id=self.kit.federation_id,
             coordinator=self.kit.coordinator.name,
             participants=[party.name for party in self.kit.participants],
             clock=self.clock,
             random=SYSTEM_RANDOM,
-        )
+        ).compile()
 
     def submit(self, study: Study) -> bytes:
         return self.remote.submit(study, self.credentials)
@@ -309,7 +307,6 @@ class Analyst:
         """Wait for a study's end and fetch its result.
 
         Args:
-            study: as submitted.
             key: its digest.
             killed: whether a process was killed on purpose; any other that ends is an error.
             observe: told of every change of the study's state.

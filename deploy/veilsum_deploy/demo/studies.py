@@ -85,8 +85,6 @@ def run_own_studies(
     """Run the studies one after the other in a claimed directory. Returns the findings as plain values.
 
     Args:
-        directory: that was claimed.
-        hospitals: their data.
         paths: of the study files.
         progress: told what is being done.
         clock: Unix seconds.
@@ -209,7 +207,6 @@ class Interruption:
     """Watches one study and interrupts one hospital in it.
 
     Attributes:
-        hospital: its name.
         process: its present process.
         start: starts another in the place of one that was killed, with the same files.
         rounds: that the study may release at most.

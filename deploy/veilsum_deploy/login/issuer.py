@@ -119,7 +119,6 @@ class Issuer:
     """Certifies the keys of people who logged in.
 
     Args:
-        config: of the service.
         authority: opened.
         clock: Unix seconds.
         fetch: fetches from the provider; by default over the network.

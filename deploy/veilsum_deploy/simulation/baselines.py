@@ -187,7 +187,6 @@ class CentralFederation(Federation):
         records: of all of them, or of one for what it reaches alone.
         encoder: arrays of the study's projection.
         holders: how many sites the records are of.
-        encode: the study's program.
         random: where samples and noise come from.
 
     Raises:

@@ -38,9 +38,7 @@ class Chunk:
 
     Attributes:
         sites, broadcast: shared by all chunks.
-        label: of the task.
         cohort: places of all members among the study's participants.
-        members: those of the chunk.
         sources: where the members' samples and noise come from.
         states: what they trained in their last round of the task.
         kept: noised vectors that they kept, by label.
@@ -80,9 +78,7 @@ class Sites:
     Sent to another process, it begins there without what it remembers.
 
     Args:
-        study: that is simulated.
         records: of each participant, in the study's order; encoded already where ``encode`` is None.
-        encode: the study's program.
     """
 
     def __init__(self, study: Study, records: tuple[Records, ...], encode: Encode | None = None) -> None:

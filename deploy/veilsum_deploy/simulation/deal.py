@@ -108,7 +108,6 @@ def site_names(collection: Collection, setting: Setting, wanted: Sequence[str] =
     """Names of the sites, in the order in which records are dealt.
 
     Args:
-        collection, setting: what is dealt.
         wanted: participants that a study names; they take the place of numbered names.
 
     Raises:

@@ -45,7 +45,6 @@ def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress,
     :attr:`~veilsum_deploy.simulation.evaluate.Results.complete` is False.
 
     Args:
-        sweep: what to run.
         out: new or empty folder, or with ``resume`` one that holds runs of this sweep; None to write nothing.
         engine: where runs are done.
         progress: told of every run.
@@ -150,11 +149,7 @@ class Results:
     """What a sweep came to.
 
     Attributes:
-        sweep, jobs: what was planned.
-        domains: of the collection.
-        rows: of the table.
         complete: whether every run is there.
-        title, about: what the sweep is, for people.
     """
 
     sweep: Sweep
@@ -188,7 +183,6 @@ class Folder:
 
     Args:
         path: the folder; made with the first run.
-        sweep: what is run.
         domains: names of the collection's domains.
         resume: whether runs that lie there are kept; otherwise the folder must be new or empty.
 

@@ -167,7 +167,6 @@ class SentJob:
 
     Attributes:
         worker: shared by all jobs.
-        job: to run.
         draft: its study, so that a worker on another machine needs no file of this one; None where it cannot be made, which
             running the job will say, or holds a program, whose file is then needed at the same path.
     """

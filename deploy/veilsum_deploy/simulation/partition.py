@@ -25,7 +25,6 @@ def partition(classes: NDArray[np.int64], sites: int, how: str, seed: int) -> li
         how: ``iid`` (sizes differ by one at most), ``uneven`` (site i has a share in proportion to 1 / i, classes mixed), or
             ``dirichlet:ALPHA`` (each class is split by a Dirichlet draw; a small alpha gives each site few classes), or
             ``shards:N`` (N classes a site; each class is split evenly among the sites that got it).
-        seed: of the split.
 
     Returns:
         Sorted row numbers of each site.
@@ -58,7 +57,6 @@ def thin_domains(classes: Sequence[NDArray[np.int64]], alpha: float, seed: int) 
     Args:
         classes: for each site the class index (n,) of each of its records.
         alpha: concentration, above 0; a small one leaves each class to few sites.
-        seed: of the draw.
 
     Returns:
         Sorted row numbers that each site keeps, and the indices of the sites that got a record because they had none.

@@ -38,7 +38,6 @@ class PlainSite:
     Attributes:
         records: as the schema gives them, or encoded already where the study's encoder is a program and ``encode`` is None.
         noise_random: where its noise comes from.
-        encode: the study's program.
     """
 
     records: Records
@@ -50,7 +49,6 @@ class PlainFederation(Federation):
     """Implements :class:`~veilsum_coordinator.parts.federation.Federation` by plain addition.
 
     Args:
-        study: the compiled study.
         sites: by name, exactly the study's participants.
         encoder: arrays of the study's projection, which every round broadcasts.
         engine: where chunks of sites are computed; None for this process.

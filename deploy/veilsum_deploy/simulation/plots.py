@@ -213,7 +213,6 @@ def _panels(
 
     Args:
         sweep: whose settings they are.
-        title: of the figure.
         width, height: of a panel in inches.
         margin: above and below all of them.
         **shared: the axis that panels have in common.

@@ -27,7 +27,6 @@ class RoundProgress:
 
     Args:
         study: whose rounds are counted.
-        progress: told.
         what: what runs, in words, before the rounds.
         span: from where to where the whole study moves what ``progress`` is told.
         every: least seconds between two reports; None for what suits standard error.

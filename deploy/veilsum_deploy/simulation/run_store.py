@@ -28,7 +28,6 @@ class RunStore:
     """Where runs are kept as they go.
 
     Attributes:
-        out: folder of the results.
         identity: of all that decides the simulation but its noise.
         resume: whether to take up what lies there.
     """

@@ -51,7 +51,6 @@ def simulate(
     """Run the study.
 
     Args:
-        simulation: what to run.
         progress: told of runs, and of rounds with the epsilon so far.
         clock: unix seconds.
         engine: where sites are computed; None for this process. Without encryption only.

@@ -85,9 +85,7 @@ def score(
     """Test a result.
 
     Args:
-        result: of a study.
         deal: whose test records are used.
-        schema: of the data.
         kept: None where sites' kept statistics are out of reach.
         program: the study's frozen program, where it has one.
 

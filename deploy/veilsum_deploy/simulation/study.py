@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from veilsum.compile import StudyRequest, compile_study
+from veilsum.compile import StudyRequest, draft_study
 from veilsum.request import EVALUATION, ReleasedProjection, with_data, with_model, with_projection
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.results.released_models import released_arrays, result_projection
@@ -94,9 +94,7 @@ class Simulation:
     """What to simulate.
 
     Attributes:
-        draft: the study.
         collection: the records of all sites together, in domains.
-        setting: how they are dealt.
         seed: of the split and of what is held out; noise never depends on it.
         repeat: runs, each with fresh noise and keys.
         encryption: whether the whole protocol runs.
@@ -238,11 +236,11 @@ def compiled(draft: SimulationDraft, federation: str, names: Sequence[str], cloc
     Raises:
         VeilsumError: it cannot be compiled for them.
     """
-    return compile_study(
+    return draft_study(
         draft.request,
         federation_id=federation,
         coordinator="coordinator",
         participants=sorted(names),
         clock=clock,
         random=SYSTEM_RANDOM,
-    )
+    ).compile()

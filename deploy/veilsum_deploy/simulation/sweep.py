@@ -138,8 +138,6 @@ class Sweep:
         base: directory that the study's paths are relative to.
         source: where the records come from.
         setting: the simulation's settings where no axis varies them.
-        axes: what is varied.
-        seeds: of the splits.
         program: file of the study's frozen program, where its encoder is one.
         weights: file of its model's frozen weights.
         beside: what is computed beside the cells, as ``--baselines`` names it; None for what suits the cells' methods.

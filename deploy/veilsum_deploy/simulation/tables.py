@@ -99,7 +99,6 @@ def tabulate(sweep: Sweep, jobs: Sequence[Job], records: Mapping[str, RunRecord]
     """One row for each cell and each baseline: those of a setting before the setting's cells, others after their own.
 
     Args:
-        sweep, jobs: what was planned.
         records: by run, those that are there.
     """
     runs: dict[tuple[str, Cell], dict[int, RunRecord]] = {line: {} for line in sweep.lines()}

@@ -188,7 +188,6 @@ def verify_certificate(data: bytes, ca: x509.Certificate, at: int, role: Role | 
     10. The role is ``role``, unless that is None.
 
     Args:
-        data: the certificate.
         ca: the authority's certificate, from :func:`load_authority_certificate`.
         at: the time to judge by, Unix seconds.
         role: the role it must have, or None for any.

@@ -26,7 +26,6 @@ def read_file(path: Path, what: str, *, advice: str = "Check the path.", most: i
     """Return the contents of a small regular file, of so many bytes at most.
 
     Args:
-        path: the file.
         what: names it for people.
         advice: how to come by it where there is none; no other fault is met with it, since a file that is there must not be
             lost for a mode or a typing error.

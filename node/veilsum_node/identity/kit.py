@@ -60,7 +60,6 @@ def make_kit(
         participants: their names; ``coordinator``, ``analyst`` and ``operator`` are taken.
         hosts: names and addresses under which the coordinator will be dialled.
         clock: Unix seconds.
-        federation: the federation's name.
 
     Raises:
         Misuse: a name is not valid or stands twice, or there are fewer than two participants.

@@ -51,7 +51,6 @@ def prepare_transport(identity: Path, name: str) -> Path:
 
     Args:
         identity: the participant's ``identity`` directory.
-        name: the participant's.
 
     Raises:
         StateError: there is such a key already, or the directory cannot be written.

@@ -24,8 +24,6 @@ class Issued:
     """One certificate as signed.
 
     Attributes:
-        name: the party.
-        role: its role.
         fingerprint: of its key, as in :class:`~veilsum_node.identity.certificate.Identity`.
         serial: the certificate's serial number in hexadecimal.
         issued: when it was signed, Unix seconds.
@@ -153,7 +151,6 @@ class IssuedRecord:
         """Append ``entry``; when this returns it is durable.
 
         Args:
-            entry: the certificate just signed.
             replace: let its name go to another key or role than before.
 
         Raises:
@@ -171,7 +168,6 @@ class IssuedRecord:
         """Let a name go to another login, or another key or role; once this returns that is on record.
 
         Args:
-            name: which.
             at: now, Unix seconds.
             to: the only login that may take it, as issuer and subject; anybody without it.
 

@@ -29,7 +29,6 @@ class Renewal(Generic[Loaded]):
     """What some files hold, loaded again when they change.
 
     Args:
-        paths: the files.
         load: reads and checks them all.
         what: names them in the log.
 

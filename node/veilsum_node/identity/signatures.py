@@ -55,17 +55,17 @@ class SigningKey:
         return cls(ec.generate_private_key(ec.SECP256R1()))
 
     @classmethod
-    def from_pem(cls, pem: bytes, passphrase: bytes | None = None) -> "SigningKey":
+    def from_pem(cls, pem: bytes) -> "SigningKey":
         """Load a private key in PEM.
 
         Raises:
-            ConfigurationError: not a P-256 private key, or the passphrase is wrong, missing or superfluous.
+            ConfigurationError: not a P-256 private key without a passphrase.
         """
         try:
-            key = load_pem_private_key(pem, passphrase)
+            key = load_pem_private_key(pem, None)
         except Exception as error:
             raise ConfigurationError(
-                "The private key cannot be loaded.", "Check that it is a private key in PEM, and its passphrase if it has one."
+                "The private key cannot be loaded.", "Check that it is a private key in PEM, without a passphrase."
             ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
             raise ConfigurationError("The private key is not an ECDSA P-256 key.", "Check the path.")

@@ -33,9 +33,7 @@ class Credentials:
     """What a party proves itself with, over TLS and in signatures.
 
     Attributes:
-        identity: what its certificate says.
         signing_key: its private key.
-        authority: the federation's authority.
         key_pem: private key, certificate and authority's certificate in PEM, as TLS libraries take them: a server
             presents ``key_pem`` and ``certificate_pem`` and demands a client certificate under ``authority_pem``; a
             client does the same the other way round.
@@ -100,7 +98,6 @@ def load_transport(directory: Path, at: int, owner: Credentials) -> Credentials:
     Args:
         directory: the party's ``identity`` directory.
         at: the time to judge validity by, Unix seconds.
-        owner: the party's own credentials.
 
     Raises:
         ConfigurationError: as :func:`load_credentials`, or the certificate is another party's or another federation's.

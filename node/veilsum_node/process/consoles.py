@@ -41,7 +41,6 @@ def add_console(
     """Add the commands to a party's own.
 
     Args:
-        app: the party's commands.
         role: of the party; also names its configuration.
         run: serves the console; the last argument says whether records may be in reach.
         links: the links of the console.

@@ -21,7 +21,6 @@ def end_after(work: Callable[[], object], *, as_json: bool) -> NoReturn:
     """Do something and exit; typed errors become a message, advice and status 2.
 
     Args:
-        work: what is done.
         as_json: whether an error is told to a program.
     """
     try:

@@ -88,7 +88,6 @@ def about(
 
     Args:
         event: one of :data:`EVENTS`.
-        study: its name.
         digest: of the study; the first 12 hexadecimal digits are shown.
         round, attempt: their numbers.
         participant: a certified name.

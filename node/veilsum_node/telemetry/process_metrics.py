@@ -42,7 +42,6 @@ class ProcessMetrics:
         """Show when the certificates of the present credentials expire, and a TLS certificate beside them; once.
 
         Args:
-            credentials: in use.
             tls: last second of a TLS certificate that is not the federation's (Unix time), None where there is none.
         """
         self._registry.register(_CertificateCollector(credentials, tls))

@@ -22,7 +22,6 @@ class Refreshed(Generic[Figure]):
     last one as it is.
 
     Args:
-        compute: the figure.
         what: its name, for the log.
         seconds: how long one holds; longer where it took more than a twentieth of that.
         patience: how long who asks waits, in seconds.

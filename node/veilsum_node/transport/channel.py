@@ -56,7 +56,6 @@ def greet(stub: CoordinationStub, credentials: Credentials, challenge: bytes, at
     """Negotiate the protocol version and let the coordinator prove its name (:mod:`.greeting`).
 
     Args:
-        stub: over an open channel.
         credentials: of the caller.
         challenge: 32 fresh random bytes.
         at: the time to judge the coordinator's certificate by, unix seconds.

@@ -121,7 +121,6 @@ class Console:
     """A console.
 
     Args:
-        title: what it is of.
         package: whose folder ``templates`` has the pages' templates.
         settings: its own.
         url: the origin that browsers know it by.

@@ -108,7 +108,6 @@ def outcome_headline(loss: str, predicted: Floats, truth: Floats, events: NDArra
     time Harrell's C; of numbers and counts also the mean prediction and the mean of what was observed.
 
     Args:
-        loss: of the outcome.
         predicted: (n,) numbers, mean counts, or risks.
         truth: (n,) what happened; of a time how long it was.
         events: (n,) whether a time ended in the event.

@@ -54,7 +54,6 @@ class Model:
     """A model to apply.
 
     Attributes:
-        method: the method that made it.
         schema: the columns that it reads; with a label where the result names one.
         classes: names of the classes, in the order of the scores; empty for an encoder without a head.
         recipe: the steps from columns to scores.
@@ -76,7 +75,6 @@ class Model:
         """Make a model of a result.
 
         Args:
-            result: a method's.
             encoder: the file of the frozen program, or the program, for a result that names one.
             weights: the file of a network's frozen weights, for a result of adapters; None where this process knows it.
 

@@ -115,7 +115,6 @@ def personalise(
     Args:
         model: with a head; not a personal one.
         records: the site's own: with labels under the model's schema; for a model of an outcome under the study's schema.
-        schema: of the study, for a model of an outcome.
         site, kept, noise_std: as of :meth:`Model.features`.
 
     Raises:

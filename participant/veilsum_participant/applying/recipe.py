@@ -153,7 +153,6 @@ class Recipe:
     """The steps from columns to scores, in this order.
 
     Attributes:
-        schema: the columns that are read.
         missing_rule: ``skip``: a record with an absent value gets no scores; ``centre``: absent values are taken as 0.
         encoder: None where the scaled columns are the features.
         alignment, head: None for none.

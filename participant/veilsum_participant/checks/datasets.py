@@ -29,7 +29,6 @@ def dataset(
     """Whether a dataset is there, has the columns that the site states, and how its records suit a schema.
 
     Args:
-        name, offered: the dataset.
         schema: without one only the dataset's structure is looked at.
         show: whether its operator asks to see the columns as they stand in the data. A CSV file's first line may be a record.
         texts: whether its operator asks to see the most frequent texts that match nothing.

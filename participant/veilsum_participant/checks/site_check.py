@@ -64,7 +64,6 @@ class AskedStudy:
     """A study that nobody has submitted yet, to be held against the site's policy.
 
     Attributes:
-        dataset: its name.
         schema, min_cohort: None where they are not stated.
         participants: who is invited; empty where it is not stated.
         compile: the study as it would come: for a federation, its participants and a clock.
@@ -81,7 +80,6 @@ class SiteCheck:
     """The checks of one site.
 
     Args:
-        config: the site's.
         clock: Unix seconds.
         schemas: by dataset; those without one are only looked for.
         study: what an analyst asks for, to hold against policy and budget as the participant would.

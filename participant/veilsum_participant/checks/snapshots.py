@@ -18,7 +18,6 @@ class Compared:
     Attributes:
         entry: of the ledger.
         same: whether it names the records that the query yields now; None where that cannot be told.
-        why: why not.
     """
 
     entry: Entry

@@ -136,7 +136,6 @@ class SiteAudit:
     """How a site's releases are audited.
 
     Attributes:
-        config: the site's.
         credentials: whose key signs the report.
         made: now, Unix seconds.
         tasks: only these, of a study their labels; all that read records if empty.

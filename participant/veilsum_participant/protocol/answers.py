@@ -25,7 +25,6 @@ def answer_fault(connection: Connection, site: Site, key: bytes, study: Study, a
     """Why the analyst is not told today whether the budget bears a study; None if it may be looked at.
 
     Args:
-        connection: of a write transaction.
         key: the study's digest; its own answers do not count, so that it may be asked again.
         analyst: certified name.
     """

@@ -51,7 +51,6 @@ class SignedStudy:
 
     Attributes:
         data: the exact bytes that the analyst signed.
-        signature: the analyst's.
         certificate: DER of the analyst's certificate.
         coordinator: certified name of the coordinator that sent it.
         seconds_left: how long that still waits for an answer, by its word; 0 where it does not say.
@@ -209,7 +208,6 @@ def end_waiting(connection: Connection, site: Site, row: PendingRow, why: str) -
     """Forget a study that waited or was decided on; if nobody decided, ledger and log say that it ended without an answer.
 
     Args:
-        connection: of a write transaction.
         why: it ended, for the record.
     """
     drop_pending(connection, row.digest)

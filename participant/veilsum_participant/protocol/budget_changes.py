@@ -41,8 +41,6 @@ class Proposal:
     """A budget that waits for a second person.
 
     Attributes:
-        population: whose.
-        budget: what was proposed.
         reason, operator: the first person's.
         time: when, Unix seconds.
     """
@@ -81,8 +79,6 @@ def change_budget(
     """Set a population's budget, or propose it where two people have to.
 
     Args:
-        connection: of a write transaction.
-        ledger: the site's.
         policy: the site's, whose ``four_eyes_budget`` asks for two.
         now: Unix seconds.
         population: whose budget.

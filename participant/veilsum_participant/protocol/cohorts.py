@@ -82,8 +82,6 @@ def remember(
     had that cohort.
 
     Args:
-        key: the study's digest.
-        context: of the attempt.
         members: None if they are not known.
         weights: as of :class:`RememberedCohort`.
     """
@@ -178,8 +176,6 @@ def cohort_faults(
     """Whether a sum would stand beside an earlier one that it must not be subtracted from.
 
     Args:
-        key: the study's digest.
-        members: of the cohort.
         own: this site's certified name.
         weights: of a sum of one vector a site; None of others, and before they are known.
     """

@@ -70,7 +70,6 @@ class _Ready:
 
     Attributes:
         arrays: what was broadcast.
-        place: what the site brings to the round.
         kept: the vector that the site kept from an earlier attempt, its noise in it; None to compute one.
     """
 
@@ -89,7 +88,6 @@ class Contributions:
         """Answer an assignment with a payload; the same assignment again gets the same bytes.
 
         Args:
-            key: the study's digest.
             data: the assignment's canonical JSON.
             broadcast: the encoded broadcast that was fetched for it.
 

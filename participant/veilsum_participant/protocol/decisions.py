@@ -47,8 +47,6 @@ class Waiting:
     """A study that waits for the operator's word, or has it.
 
     Attributes:
-        digest: of the study.
-        study: what it asks for.
         analyst: certified name of who signed it.
         time: when it came, unix seconds.
         state: waiting, approved, declined or refused.

@@ -102,7 +102,6 @@ def sum_weights(agreed: DeclaredTask, names: Sequence[str], factors: Floats | No
     """What a task's sum multiplies each member's vector by; None of sums over records, and where factors are not known.
 
     Args:
-        names: of the members.
         factors: (n,) of a weighted task's sum.
     """
     if agreed.terms.kind not in VECTORS or (agreed.terms.weighted and factors is None):

@@ -51,7 +51,6 @@ class Membership:
         Args:
             key: the digest under which the coordinator announced it.
             data: the exact bytes that the analyst signed.
-            signature: the analyst's.
             certificate: DER of the analyst's certificate.
             coordinator: the certified name of the coordinator that sent it.
             seconds_left: how long it says that it still waits for an answer; 0 where it does not say.

@@ -32,7 +32,6 @@ def forget_ended(connection: Connection, now: int, *, studies: int | None, kept_
     """Erase what is held of studies that are over here and expired so many days ago.
 
     Args:
-        connection: of a transaction.
         now: Unix seconds.
         studies: days after which signed studies go, with their rosters and kept vectors; None to keep them.
         kept_vectors: days after which noised vectors go that alignments kept; None to keep them as long as the study.

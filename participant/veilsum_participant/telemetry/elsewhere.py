@@ -25,7 +25,6 @@ class EndpointElsewhere:
     """Answers what the endpoint's process is asked, on a thread of its own, until it is stopped.
 
     Args:
-        starter: of the process.
         page, ready, alive: as of :class:`veilsum_node.telemetry.endpoint.MetricsServer`.
 
     Raises:

@@ -104,7 +104,6 @@ class Reporter:
     Args:
         site: whose policy decides.
         metrics: what there is to share.
-        send: sends a report.
     """
 
     def __init__(self, site: Site, metrics: Known, send: Callable[[list[Sample]], None]) -> None:

@@ -23,7 +23,6 @@ def watched(site: Site, starter: WorkerStarter | None = None, address: str = "")
     """Watch a site: its metrics where it serves or shares any, and its ledger now and every ``verify_hours``.
 
     Args:
-        site: which.
         starter: of the process that serves them; None for this one.
         address: where that process serves them.
 

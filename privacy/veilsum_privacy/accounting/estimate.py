@@ -166,7 +166,6 @@ def composed_epsilon(steps: LossSteps, delta: float, curve: Floats) -> float | N
     than 0.0005, because delta is near the chance of being sampled at all, what is returned is above by that much more.
 
     Args:
-        steps: what is composed.
         delta: in (0, 1/2).
         curve: RDP of all of it at the orders of :mod:`veilsum_privacy.accounting.renyi`.
 

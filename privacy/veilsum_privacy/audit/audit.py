@@ -64,7 +64,6 @@ class Finding:
     Attributes:
         canaries, releases, trials: canaries of a release; how many releases, half of them in company; coins that were tossed,
             the product.
-        values: of a release.
         booked: mu that the ledger books for the release; ``booked_epsilon`` at ``delta``.
         company: made-up units beside which canaries were tried too.
         longest: the largest change that one unit makes to the sum before noise, put in or taken out, alone or in company, as a
@@ -120,7 +119,6 @@ def audit(
     """Audit a route.
 
     Args:
-        route: what is audited.
         units: candidates for canaries, one unit of privacy each, whose subjects come after those of ``company``.
         company: records of made-up units, told apart by their subjects whatever the unit of privacy is; half of the coins are
             tossed beside them. None of them, and the audit is of units alone.
@@ -208,7 +206,6 @@ class _AuditBase:
 
     Attributes:
         base, start: records that are always there, and the sum before noise of them.
-        units: the canaries.
         ways: (k, size) the direction in which each of them changes the sum.
         length: by how much, on average.
     """

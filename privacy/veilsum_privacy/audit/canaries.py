@@ -77,7 +77,6 @@ def choose(
     """Choose the units with the longest vectors, each at right angles to all chosen before.
 
     Args:
-        units: to choose from.
         norms: (n,) of their vectors.
         vector: what a unit changes, (size,), by its place.
         most: how many to choose at most.

@@ -80,7 +80,6 @@ class AuditReport:
         made: unix seconds.
         software: version.
         study: digest of the audited study, hexadecimal; None for references of what the policy allows.
-        name: of the study.
         unaudited: labels or tasks without a release of their own: computed from what was released and paid for.
     """
 
@@ -128,7 +127,6 @@ def run_study(
     """Audit every release of a study, as one of its participants.
 
     Args:
-        study: what is audited.
         index: the site's place among its participants.
         random: where coins, noise and keys come from.
         encoder: finds a program that the study names.

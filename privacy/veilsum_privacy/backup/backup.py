@@ -102,8 +102,6 @@ def back_up(
     """Write a backup of a party's state; the party may run meanwhile, unless it is the last.
 
     Args:
-        party: whose.
-        target: the file to make.
         software: name and version, for the manifest.
         with_identity: put the private keys and the certificates into it as well.
         force: replace an existing file.

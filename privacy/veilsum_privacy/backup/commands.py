@@ -52,7 +52,6 @@ def add_operations(
     """Add the commands to a party's own.
 
     Args:
-        app: the party's commands.
         role: of the party; also names its configuration.
         load: reads its configuration.
         read: the same with where each value came from.

@@ -51,7 +51,6 @@ class Restored:
     """What was done.
 
     Attributes:
-        manifest: of the backup.
         kept: where the file that was replaced lies now; None if there was none.
         behind: how many entries of that file's ledger the backup lacks; None where they cannot be counted.
         identity: whether an identity was written.
@@ -73,7 +72,6 @@ def restore(archive: Path, party: BackupOwner, *, with_identity: bool = False, f
 
     Args:
         archive: a file that :func:`veilsum_privacy.backup.backup.back_up` made.
-        party: whose.
         with_identity: write the identity that is in it, where there is none.
         force: over a ledger that is newer, another one, or unreadable.
 

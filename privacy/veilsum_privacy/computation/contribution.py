@@ -303,7 +303,6 @@ def compute_sum(
     """Run a round's task at a site: sampled and bounded by the study's unit, on the grid, clamped; before noise is added.
 
     Args:
-        plan, broadcast, place: of the round and the site.
         records: all of them; or in batches, each with all records of its subjects. A :class:`RowTask` takes one batch
             after the other, and gives the same integers whatever the batches are; other tasks take them joined.
         note: is told what was raised on single records; None to raise it.

@@ -106,7 +106,6 @@ class DeclaredTask(SummedTask):
     """A task of a study, with all that the kernel knows of it.
 
     Attributes:
-        agreed: the study.
         terms: what the task says; held against the declaration here.
 
     Raises:
@@ -206,7 +205,6 @@ def mapped_records(evaluation: Evaluation, records: Records, note: Note) -> Reco
 
     Args:
         evaluation: of :meth:`DeclaredTask.mapped_graph`.
-        records: as they come.
         note: is told what an opaque map raised first.
     """
     width = (evaluation.size - 1) // 2

@@ -103,7 +103,6 @@ def rehearse(
     """Trace a task, or run it on no record and on made-up ones; training takes one step for each of its rounds.
 
     Args:
-        agreed: the task.
         broadcast: what a round broadcasts; None for a made-up legal one.
         again: of a task that was tried on all made-up records before, with arrays of these names and shapes: those of
             :func:`few_records`. It is computed on them for what depends on the values of the broadcast, without noise in
@@ -307,7 +306,6 @@ def made_up_records(schema: DatasetSchema, most: int, *, first: bool = False) ->
     """So many made-up records of a schema at most; some share a subject.
 
     Args:
-        schema: of the records.
         most: how many there may be.
         first: only those that come first, complete ones, without odd ones.
     """

@@ -23,15 +23,7 @@ Figures = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class GuidelineItem:
-    """One item of the guideline.
-
-    Attributes:
-        level: of the pyramid.
-        topic: what is asked about.
-        answer: paragraphs.
-        answered: how far.
-        sources: what the answer is taken from.
-    """
+    """One item of the guideline."""
 
     level: str
     topic: str

@@ -46,7 +46,6 @@ def spending_plot(population: Plain, width: int, name: str) -> Markup:
     """Epsilon over time as steps against the budget's line; a cross where a release was refused.
 
     Args:
-        population: from the dossier.
         width: in pixels.
         name: unique in the page.
     """
@@ -74,7 +73,6 @@ def study_bars(population: Plain, labels: Mapping[str, str], width: int, name: s
     """What each study cost alone: two bars a study, one for each guarantee, and all studies together as composed.
 
     Args:
-        population: from the dossier.
         labels: how to call each study.
         width: in pixels.
         name: unique in the page.
@@ -294,7 +292,6 @@ def drawing(name: str, title: str, says: str, width: int, height: float, shapes:
 
     Args:
         name: unique in the page.
-        title, says: its name, and what it shows.
         width, height: in pixels, at which its text has the size of the page's.
         shapes: from back to front.
     """

@@ -59,7 +59,6 @@ def describe(
 
     Args:
         entries: all entries that ``proof`` speaks of, in order.
-        proof: what verification found.
         site: whose ledger it is.
         made: unix seconds.
         studies: names of studies by their digest, from the site's own files.
@@ -361,7 +360,6 @@ def proven(proof: Proof, owner: str, *, mirror: bool = False) -> list[str]:
     """What follows from a verification that found no fault; nothing if it found one.
 
     Args:
-        proof: what verification found.
         owner: whose ledger it is.
         mirror: whether it is a coordinator's.
     """

@@ -51,7 +51,6 @@ class StudyLabel:
     Attributes:
         name, method, analyst: as in the signed study.
         per_site: labels of the tasks whose figures it shows of each site by itself.
-        terms: what it declares of privacy.
         stated: what the analyst states in words, such as ``purpose``.
         asks: what it asks, by :func:`veilsum_privacy.dossier.asked.asked_facts`.
     """
@@ -201,7 +200,6 @@ class StudyAccount:
         stated, asks: what else the site's files say, as in :class:`StudyLabel`.
         decisions: on it, in order.
         approval: the policy's ``approval`` by the ledger, when the study was first entered; None where it does not say.
-        releases, refusals: entries of it.
         first: when it was first entered.
     """
 

@@ -30,8 +30,6 @@ class ProtectionItem:
     """One question, with what the site's records answer.
 
     Attributes:
-        part: that it belongs to.
-        topic: what is asked.
         answer: paragraphs; may be empty.
         gap: what a person has to add; empty if nothing.
     """

@@ -109,7 +109,6 @@ class Entries:
     """Values as they are.
 
     Attributes:
-        given: how many.
         apart: a norm that they are clipped to by themselves; 0 where they are clipped together with the other terms.
     """
 
@@ -227,7 +226,6 @@ class FactorSums:
         Args:
             evaluation: of the graph that gives a record's factors.
             products: what is made of them.
-            units: of the sum.
 
         Raises:
             Misuse: the graph gives another number of values than the products take.

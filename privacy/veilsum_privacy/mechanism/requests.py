@@ -63,7 +63,6 @@ class MapAt:
     """An opaque map that training asks for at some values.
 
     Attributes:
-        compute: the map.
         at: the values (size,), by which it can be made anew elsewhere.
     """
 

@@ -26,7 +26,6 @@ def poisson_sample(rate: float, count: int, source: RandomSource, subjects: Inte
 
     Args:
         rate: q in (0, 1].
-        count: number of records.
         source: where randomness comes from.
         subjects: (count,) never descending; None where each record is a unit of its own.
     """

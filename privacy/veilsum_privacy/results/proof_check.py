@@ -97,7 +97,6 @@ class ReleaseChecker(ReleaseRules):
 
         Args:
             entry: what the manifest says of it.
-            proof: reads its proof.
 
         Raises:
             ProofFault: the first thing that is wrong.

@@ -43,8 +43,6 @@ class ReleaseEntry:
     """What a result's manifest says of a release that it was made of.
 
     Attributes:
-        round: its number.
-        label: of the task.
         digest: :func:`.release_digest`.
         decrypted_by: signatures on what a sum was decrypted to, by name; up to version 5 of the protocol.
     """
@@ -102,7 +100,6 @@ class StudyProof:
 
     Attributes:
         study: the exact bytes that the analyst signed.
-        signature: the analyst's.
         analyst: its certificate, DER.
         enrolments: of the roster, in its order.
     """

@@ -39,9 +39,7 @@ class Result:
     """A method's result.
 
     Attributes:
-        method: name of the method.
         summary: what a person reads first: JSON values by name; a list of objects with equal keys is a table.
-        arrays: named arrays.
         application: how to apply the arrays to new records, as JSON values; empty for a result that is only read.
     """
 
@@ -65,10 +63,7 @@ def save_result(
     The manifest is written last and every file replaced whole, so a bundle with a manifest is complete.
 
     Args:
-        directory: of the bundle.
-        result: what to write.
         study: what the manifest says of the study (name, digest, ...).
-        releases: that the result was made of.
 
     Raises:
         Unavailable: the directory cannot be written.

@@ -39,7 +39,6 @@ class TaskDeclaration(Frozen):
 
     Attributes:
         label: unique in the study; ``federation.sum`` names it.
-        task: the registered task's name.
         parameters: the task's parameters, resolved; no default is left open.
         disclosure: ``joint``: only the sum over the cohort is seen. ``per-site``: the vector has one block a site, of which a
             site fills its own, and the sum shows each site's block.

@@ -63,7 +63,6 @@ class AgreedTask(DeclaredTask):
     """A task of a study, built and held against its declaration.
 
     Attributes:
-        agreed: the study.
         task: with the parameters that the study declares.
 
     Raises:

@@ -49,8 +49,6 @@ class Task(ABC, Generic[P]):
     Subclasses set ``name`` and ``Parameters`` and are registered in :mod:`veilsum_privacy.tasks`.
 
     Attributes:
-        parameters: as the study declares them.
-        schema: of the study's dataset.
         dimension: how many features the task sees, or its source has; 0 for a task that takes none.
         architecture: of the model that is trained, or predicts; None of a task without one.
     """
@@ -123,7 +121,6 @@ class Task(ABC, Generic[P]):
 
         Args:
             declared: what the task was built from.
-            study: that declares it.
             source: the task that ``declared`` names as its source.
 
         Raises:
@@ -276,7 +273,6 @@ class RowTask(Task[P]):
         """The graph of a row, with a round's broadcast as public arrays.
 
         Args:
-            broadcast: of the round.
             mapped: makes of a record of so many features the one that the task sees, and says whether its row counts; None
                 where records come as the task sees them.
             width: of the records that ``mapped`` takes.

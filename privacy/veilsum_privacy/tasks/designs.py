@@ -59,11 +59,7 @@ class Design(NamedTuple):
 
 
 class DesignTask(PersonTask[D]):
-    """A task of the terms and the outcome of a model.
-
-    Attributes:
-        question: of both.
-    """
+    """A task of the terms and the outcome of a model."""
 
     beside: tuple[str, ...] = ()
     """Columns that a record must have beside the model's own."""

@@ -65,7 +65,6 @@ class FeatureMap:
 
     Attributes:
         study: whose encoder is applied.
-        parameters: of the task.
         broadcast: arrays that everyone received.
         index: the site's place among the study's participants.
         kept, noise_std: blocks of the site's kept statistic and their noise, for an alignment that the site makes.

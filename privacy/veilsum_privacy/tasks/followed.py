@@ -71,7 +71,6 @@ class FollowedModel:
         kept: of :meth:`to_pieces`, of an earlier object, to go on with.
 
     Attributes:
-        label: of the task.
         taken: how many steps were taken.
     """
 
@@ -152,7 +151,6 @@ class FollowedModel:
         """Go on by one release that was verified; its round was of what :meth:`broadcast` gave.
 
         Args:
-            label: of its task.
             values: (size,) in grid units.
             cohort: how many members contributed.
         """

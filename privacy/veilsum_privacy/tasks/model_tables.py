@@ -62,7 +62,6 @@ class ModelTablesParameters(FeatureParameters, TablesParameters):
         width, alignment, clip: of a classifier's features; a model of an outcome takes the schema's own as they are.
         model: what predicts; every option stated.
         sha256: :func:`veilsum_privacy.training.released.model_digest` of the model.
-        outcome: what it predicts.
         most: of counts, what larger predictions are taken as, in the column's unit.
         missing: ``skip``: a record with an absent feature has no prediction; ``centre``: an absent feature is 0.
         low, high: bounds that predictions are cut to: of the number, of the logarithm of the mean count, or of that of the

@@ -118,7 +118,6 @@ class Outcome(Frozen):
 
         Args:
             scores: of a model, finite.
-            schema: of the study.
             most: of counts, what larger means are taken as.
         """
         number = self.number(schema)

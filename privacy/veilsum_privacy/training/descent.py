@@ -23,7 +23,6 @@ class Descended(NamedTuple):
     Attributes:
         end: the model (P,); not always finite.
         gradient: mean over the steps of the records' mean gradient (P,), without pull and decay; zeros where there was none.
-        steps: how many were taken.
     """
 
     end: Floats

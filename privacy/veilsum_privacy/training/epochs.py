@@ -46,7 +46,6 @@ def descend(
         x, labels: the records (n, d), and :data:`Targets`.
         gradient: from :func:`mean_gradient`.
         objective: of the round; of it the pull is used here.
-        descent: how to train.
         rng: source of the order of records.
     """
     walk = Walk(start, descent, objective)

@@ -46,7 +46,6 @@ class ModelGradient:
         """See the class.
 
         Args:
-            architecture: of the model.
             outcome: the loss of a perceptron of outcomes; None for classes.
             loss: of classes by a network; None for cross-entropy.
         """

@@ -62,7 +62,7 @@ class Squared(OutcomeLoss):
         return 1.0
 
 
-class Huber(OutcomeLoss):
+class Huber(Squared):
     """(z - y)^2 / 2 up to an error of h, linear beyond (Huber 1964): few outliers hardly move it."""
 
     def __init__(self, bend: float) -> None:
@@ -75,12 +75,6 @@ class Huber(OutcomeLoss):
         error = np.abs(scores - outcomes)[:, 0]
         losses: Floats = np.where(error <= self.bend, error**2 / 2.0, self.bend * (error - self.bend / 2.0))
         return losses
-
-    def constant(self, means: Floats) -> Floats:
-        return means
-
-    def curvature(self, means: Floats) -> float:
-        return 1.0
 
 
 class Poisson(OutcomeLoss):

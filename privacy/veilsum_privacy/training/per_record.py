@@ -180,7 +180,6 @@ class PerRecordGradients:
         gradients must add up to what autograd gives for the sum of losses.
 
         Args:
-            loss_of: the loss.
             width: shape of one record.
 
         Raises:

@@ -115,7 +115,6 @@ class ServerSteps(Frozen):
         travel: D, how far the noise of all steps together would carry the model by itself: it sets the learning rate.
         records: that sums are divided by at a sampling rate of 1, where a learning rate is stated.
         decay: L2 penalty on all values, decay / 2 |theta|^2.
-        steps: how many there are.
         seed: of the first values.
         class_weights: what a record's gradient is multiplied by, by class: ``none``, by released frequencies, or a table.
     """
@@ -201,7 +200,6 @@ class SteppedModel:
 
         Args:
             read: gives some values of an array of the sum of gradients, as they lie flat.
-            divisor: of the sum.
         """
         for name, shape in self._shapes.items():
             for part in cut(math.prod(shape)):

@@ -92,7 +92,6 @@ class Evaluation:
         """See the class.
 
         Args:
-            graph: what is computed.
             maps: those of its opaque primitives, by name.
             most: records of a large block at most, a power of two: fewer where few records are to be computed, by what is
                 public.

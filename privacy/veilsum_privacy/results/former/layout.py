@@ -108,8 +108,6 @@ class FormerPlan:
     """All that follows from study, cohort size and task.
 
     Attributes:
-        task: of the round.
-        encoding: of its sum.
         noise: that its members added.
     """
 

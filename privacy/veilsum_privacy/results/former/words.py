@@ -56,7 +56,6 @@ def verify_decryptors(
         said: the statement, of which the signer is put in here.
         padded: the words' digest as up to version 3 of the protocol, when the last ciphertext was as long as the others.
         decrypted_by: signatures by name.
-        identities: of the cohort.
 
     Raises:
         HostileInput: too few signed, or somebody for other words.

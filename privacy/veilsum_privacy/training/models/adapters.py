@@ -37,7 +37,6 @@ class AdaptersOptions(Frozen):
 
     Attributes:
         of: the model whose layers are adapted, by its name; it takes the same inputs.
-        options: its options.
         weights: SHA-256 of the file of its frozen values, 64 hexadecimal digits.
         layers: Linear layers that are adapted.
         rank: of each adapter.

@@ -117,7 +117,6 @@ class Adapted(Network):
         """See the class.
 
         Args:
-            network: is taken apart.
             layers: Linear layers that get an adapter, by name.
             rank, scale: of the adapters.
             sha256: of the file of the frozen values.

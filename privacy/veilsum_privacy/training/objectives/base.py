@@ -54,7 +54,6 @@ class OwnBlock(NamedTuple):
 
     Attributes:
         name: of the block.
-        shape: its shape.
         bound: of the absolute value of each of its values; beyond, they are cut.
         weighted: whether it is multiplied by the site's weight, as the update is.
     """
