@@ -16,7 +16,7 @@ from typing import Any
 from veilsum.markov_fields import fit_field
 from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, paper_tables, subgroups_of
 from veilsum.pictures import Drawn, Row, plot
-from veilsum.texts import escaped_row, escaped_tex, figure_text, number_text
+from veilsum.texts import figure_text, number_text, tex_table
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_node.errors import ConfigurationError, Misuse, raising
@@ -249,13 +249,8 @@ def cell(value: Any) -> str:
 def to_latex(rows: Sequence[Row], caption: str) -> str:
     """A ``table`` with ``booktabs`` rules."""
     names = column_names(rows)
-    lines = [
-        r"\begin{table}", rf"\caption{{{escaped_tex(caption)}}}", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule",
-        escaped_row(name.replace("_", " ") for name in names), r"\midrule",
-        *(escaped_row(cell(row.get(name)) for name in names) for row in rows),
-        r"\bottomrule", r"\end{tabular}", r"\end{table}",
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    cells = [(0, [cell(row.get(name)) for name in names]) for row in rows]
+    return tex_table(caption, [name.replace("_", " ") for name in names], cells)
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
