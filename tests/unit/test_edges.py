@@ -16,7 +16,9 @@ import pytest
 from support.edges import DATA, typical
 from support.questions import QUESTIONS, answer, bounded, figures, truths
 from veilsum.exports import records_csv, tables_of
+from veilsum.forecasts import read_figures
 from veilsum.papers import paper_tables
+from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.queries.base import FIELDS
 
 RECORDS = typical()
@@ -259,7 +261,7 @@ def renamed(value: Any, name: str, key: str) -> Any:
     return re.sub(r"\barm\b", name, value) if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("name", ["unit", "of", "time"])
+@pytest.mark.parametrize("name", ["unit", "of", "time", "number", "per", "term", "measure", "ratio", "waist_ratio", "log"])
 def test_no_columns_name_takes_the_place_of_what_a_row_tells(name: str) -> None:
     """A ward's unit, say, by which patients are grouped: its levels stand beside the unit of the number."""
     question, frame = QUESTIONS["statistics"], DATA["typical"](RECORDS)
@@ -279,7 +281,18 @@ def test_no_columns_name_takes_the_place_of_what_a_row_tells(name: str) -> None:
     )
     own = question._replace(schema=schema, asked=renamed(dict(question.asked), name, name))
     found = answer(own, "typical", frame.rename(columns={"arm": name}), None).summary
-    assert found == renamed(dict(usual), name, f"{name} (column)")
+    key = name if name == "waist_ratio" else f"{name} (column)"
+    assert found == renamed(dict(usual), name, key)
+    result, as_before = (Result("statistics", dict(each)) for each in (found, usual))
+    seen, before = read_figures(result), read_figures(as_before)
+    assert [each.quantity for each in seen.values()] == [renamed(each.quantity, name, key) for each in before.values()]
+    assert [(each.value, each.half, each.rank, each.main) for each in seen.values()] == [
+        (each.value, each.half, each.rank, each.main) for each in before.values()
+    ]
+    tables, others = (paper_tables(tables_of(each), None) for each in (result, as_before))
+    assert [[line.cells for line in table.lines] for table in tables.values()] == [
+        [line.cells for line in table.lines] for table in others.values()
+    ]
 
 
 def test_a_category_called_missing_is_told_from_values_that_are() -> None:

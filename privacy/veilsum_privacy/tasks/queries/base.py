@@ -40,11 +40,17 @@ FIELDS = frozenset((
 ))  # fmt: skip
 """What an answer's rows hold beside the levels of their groups."""
 
+OTHER_FIELDS = frozenset((
+    "class", "coefficient", "hazard_ratio", "levels", "log", "measure", "number", "odds_ratio", "per", "rate_ratio", "ratio",
+    "term",
+))  # fmt: skip
+"""What rows of other tables hold by which forecasts, papers and pictures tell what a row is."""
+
 MISSING, NO_VALUE = "missing", "no value"
 """What the level of missing values is called, and what where a category has that name."""
 
 IN_ROWS = " (column)"
-"""What follows the name of a column whose levels would stand in a row under the name of one of :data:`FIELDS`."""
+"""What follows the name of a column whose levels would stand in a row under the name of something else."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Axis:
     @property
     def key(self) -> str:
         """Under which a row of an answer has the level."""
-        return self.column + IN_ROWS if self.column in FIELDS else self.column
+        return self.column + IN_ROWS if self.column in FIELDS | OTHER_FIELDS else self.column
 
     def codes(self, cells: Mapping[str, Cells]) -> Value:
         """The cell of a record, -1 where it has none."""
