@@ -13,7 +13,18 @@ from functools import cached_property
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import FLAT, NO_VARIANCE, Answer, NotEstimable, Test, chi_squared, normal_figure
+from veilsum_aggregation.figures import (
+    FLAT,
+    NO_VARIANCE,
+    Answer,
+    NotEstimable,
+    Test,
+    by_f,
+    by_student,
+    chi_squared,
+    normal_figure,
+    student_figure,
+)
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 WEAKEST = 1.0 / 3.0
@@ -264,10 +275,26 @@ class LinearFit(Fit):
         v = np.append(self.coefficients, -1.0)
         noise = self.std * float(v @ v)
         weight = max(float(self.moments[0, 0]), 1.0)
-        freedom: float = max(weight - self._directions[0].shape[1], 1.0)
         hidden = max(self.grain * float(np.abs(v).sum()) ** 2, ROUNDED)
         least = LEAST_VARIANCE if self.std > 0.0 else min(hidden, LEAST_VARIANCE)
-        return max(float(v @ self.moments @ v) + noise, least * weight) / freedom
+        return max(float(v @ self.moments @ v) + noise, least * weight) / self.freedom
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of the residuals."""
+        return max(max(float(self.moments[0, 0]), 1.0) - self._directions[0].shape[1], 1.0)
+
+    def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
+        """Without noise with Student's interval."""
+        if self.std:
+            return super().figure(weights, noise, sampling)
+        found = student_figure(float(weights @ self.coefficients), math.sqrt(max(sampling, 0.0)), self.freedom)
+        return by_student(found, self.freedom)
+
+    def all_slopes(self) -> Test | NotEstimable:
+        """Without noise by F."""
+        found = super().all_slopes()
+        return found if self.std else by_f(found, self.freedom)
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:

@@ -101,7 +101,8 @@ def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | NotEstimable:
     survival = np.concatenate([[1.0], np.cumprod(1.0 - hazard)])
     greenwood = np.cumsum(hazard[:last] / (np.maximum(risk[:last], 1.0) * (1.0 - hazard[:last])))
     for b in range(last):
-        figures.append(_survival_figure(float(survival[b + 1]), _log_noise(counts, hazard, risk, b), float(greenwood[b])))
+        noise, told_by = _log_noise(counts, hazard, risk, b), float(greenwood[b])
+        figures.append(_survival_figure(float(survival[b + 1]), noise, told_by, float(risk[b])))
     if ended:
         before = figures[-1].high if figures else 1.0
         figures.append(Figure(0.0, float(survival[last]) * alive[last].noise_error, 0.0, 0.0, before * alive[last].high))
@@ -119,8 +120,7 @@ def _alive(counts: SurvivalCounts, risk: Floats, events: Floats) -> list[Figure]
         cells = (counts.bins - 1 - b) * counts.ends.shape[1] + 1.25  # all later ones, and half of the censored of b
         error = counts.std * math.sqrt(cells) / float(at_risk)
         value = 1.0 - float(died / at_risk)
-        none = 1.0 - 0.025 ** (1.0 / max(float(at_risk), 1.0))
-        found.append(Figure(value, error, 0.0, 0.0, min(max(value, 0.0) + none + Z95 * error, 1.0)))
+        found.append(Figure(value, error, 0.0, 0.0, min(max(value, 0.0) + _hidden(float(at_risk)) + Z95 * error, 1.0)))
     return found
 
 
@@ -138,13 +138,20 @@ def _log_noise(counts: SurvivalCounts, hazard: Floats, risk: Floats, last: int) 
     return float(counts.std**2 * ((gradient**2).sum() + beyond**2))
 
 
-def _survival_figure(s: float, noise: float, sampling: float) -> Figure:
+def _survival_figure(s: float, noise: float, sampling: float, risk: float) -> Figure:
     error = math.sqrt(noise + sampling)
     parts = s * math.sqrt(noise), s * math.sqrt(sampling)
-    if s > 0.99 or s <= 0.0:
+    if s >= 1.0:  # nobody had the event: a share of 1 - 0.025^(1 / r) may have it all the same (Clopper and Pearson 1934)
+        return Figure(s, *parts, s - math.hypot(_hidden(risk), Z95 * s * error), s + Z95 * s * error).within(0.0, 1.0)
+    if s <= 0.0 or (noise > 0.0 and s > 0.99):
         return Figure(s, *parts, s - Z95 * s * error, s + Z95 * s * error).within(0.0, 1.0)
     half = min(Z95 * error / abs(math.log(s)), 700.0)
     return Figure(s, *parts, s ** math.exp(half), s ** math.exp(-half)).within(0.0, 1.0)
+
+
+def _hidden(risk: float) -> float:
+    """The largest share with what nobody of so many at risk has, at 97.5%."""
+    return 1.0 - 0.025 ** (1.0 / max(risk, 1.0))
 
 
 def survival_quantile(curve: SurvivalCurve, start: float, q: float) -> Figure | NotEstimable:
@@ -185,13 +192,23 @@ def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
         return float(((survival[1:] + survival[:-1]) / 2.0) @ lengths)
 
     value, noise, sampling = delta_rule(area, counts.vector, counts.std)
-    half = Z95 * math.sqrt(noise + sampling)
-    figure = Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half)
-    return figure.within(0.0, counts.edges[-1] - counts.edges[0])
+    half, risk = Z95 * math.sqrt(noise + sampling), counts.at_risk()
+    low, high = value - half, value + half
+    died = np.flatnonzero(counts.ends[:, 1:].sum(axis=1) > 0.0)
+    if not died.size:
+        low = value - math.hypot(half, value * _hidden(float(risk[-1])))
+    elif counts.died_out and died.size == 1:  # all in one interval: when within it is not known, nor whom the next would miss
+        first = int(died[0])
+        before, after = float(lengths[:first].sum()), float(lengths[first + 1 :].sum())
+        low, high = before * (1.0 - _hidden(float(risk[first]))), before + float(lengths[first]) + after * _hidden(risk[first])
+    return Figure(value, math.sqrt(noise), math.sqrt(sampling), low, high).within(0.0, float(lengths.sum()))
 
 
 def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ...]:
-    """The probability of an event by ``cause`` (from 1) by the end of each interval that can be told, others competing."""
+    """The probability of an event by ``cause`` (from 1) by the end of each interval that can be told, others competing.
+
+    Where nobody had it, as many may as :func:`_hidden` says. Without noise the interval is on the scale log(-log F).
+    """
     figures: list[Figure] = []
     for last in range(counts.told()):
 
@@ -202,8 +219,15 @@ def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ..
             return float((before[: last + 1] * ends[: last + 1, cause] / risk[: last + 1]).sum())
 
         value, noise, sampling = delta_rule(incidence, counts.vector, counts.std)
-        half = Z95 * math.sqrt(noise + sampling)
-        figures.append(Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half).within(0.0, 1.0))
+        errors, half = (math.sqrt(noise), math.sqrt(sampling)), Z95 * math.sqrt(noise + sampling)
+        if value <= 0.0:
+            low, high = value - half, value + math.hypot(half, _hidden(float(counts.at_risk()[last])))
+        elif counts.std > 0.0 or value >= 1.0:
+            low, high = value - half, value + half
+        else:  # as of a curve, on the scale log(-log)
+            power = math.exp(min(half / (value * -math.log(value)), 700.0))
+            low, high = value**power, value ** (1.0 / power)
+        figures.append(Figure(value, *errors, low, high).within(0.0, 1.0))
     return tuple(figures)
 
 
