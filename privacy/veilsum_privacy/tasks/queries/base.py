@@ -267,6 +267,12 @@ class QueryKind(ABC):
             group = where(self.condition.holds(cells), group, -1)
         return self.values(cells, group).reshape(-1)
 
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All that a record may meet: of the query, its outcome and derived columns."""
+        event = getattr(self, "event", None)
+        return *(each for each in (self.condition, event) if each is not None), *self.columns.conditions
+
     # -- for kinds ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -333,6 +339,10 @@ class OutcomeKind(QueryKind):
     @property
     def explained(self) -> frozenset[str]:
         return frozenset({self.query.outcome}) if self.event is None else self.event.columns
+
+    def told(self, cells: Mapping[str, Cells]) -> Value:
+        """Whether a record has its outcome."""
+        return cells[self.query.outcome].present if self.event is None else self.event.known(cells)
 
 
 def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition | None]:
