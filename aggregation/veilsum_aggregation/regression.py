@@ -282,7 +282,7 @@ class LinearFit(Fit):
     @property
     def freedom(self) -> float:
         """Degrees of freedom of the residuals."""
-        return max(max(float(self.moments[0, 0]), 1.0) - self._directions[0].shape[1], 1.0)
+        return max(max(float(self.moments[0, 0]), 1.0) - float(self._directions[0].shape[1]), 1.0)
 
     def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
         """Without noise with Student's interval."""

@@ -151,7 +151,7 @@ def _survival_figure(s: float, noise: float, sampling: float, risk: float) -> Fi
 
 def _hidden(risk: float) -> float:
     """The largest share with what nobody of so many at risk has, at 97.5%."""
-    return 1.0 - 0.025 ** (1.0 / max(risk, 1.0))
+    return 1.0 - math.pow(0.025, 1.0 / max(risk, 1.0))
 
 
 def survival_quantile(curve: SurvivalCurve, start: float, q: float) -> Figure | NotEstimable:
