@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from veilsum_aggregation.arrays import Bools, Floats, Integers
-from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, normal_figure, project
+from veilsum_aggregation.figures import FLAT, Z95, Answer, Figure, NotEstimable, hidden_share, normal_figure, project
 from veilsum_aggregation.moments import within_noise
 from veilsum_aggregation.tables import count, share
 
@@ -232,7 +232,10 @@ def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> 
     signs = np.sign(gaps)
     slopes = np.concatenate([signs * (1.0 - middles) - error, -signs * middles - error]) / whole
     floor = math.sqrt(2.0 / math.pi) * std * float(np.hypot(1.0 - middles, middles).sum()) / whole
-    told = normal_figure(error, std**2 * float(slopes @ slopes), float(slopes**2 @ project(counts)))
+    sampling = float(slopes**2 @ project(counts))
+    told = normal_figure(error, std**2 * float(slopes @ slopes), sampling)
+    if std == 0.0 and sampling <= FLAT / whole:  # all alike: another may be predicted otherwise
+        told = told.widened(hidden_share(whole))
     return NoisedCalibration(told.within(0.0, 1.0), floor)
 
 

@@ -307,6 +307,11 @@ def chi_squared(
     return Test(statistic, degrees, float(chdtrc(degrees, statistic)), min(max(share, 0.0), 1.0), left_out)
 
 
+def hidden_share(records: float) -> float:
+    """The largest share, at 97.5%, with what nobody of so many records has: 1 - 0.025^(1 / n) (Clopper and Pearson 1934)."""
+    return 1.0 - math.pow(0.025, 1.0 / max(records, 1.0))
+
+
 def by_student(found: Figure, degrees: float) -> Figure:
     """A figure with its p-value by Student's distribution."""
     from scipy.special import stdtr

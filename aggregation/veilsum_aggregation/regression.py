@@ -249,7 +249,21 @@ class LinearFit(Fit):
             return NotEstimable("no record has all the terms and the outcome")
         if self.std == 0.0 and float(self.moments[0, 0]) < told.shape[1] + 0.5:  # weights are 1 at most
             return NotEstimable("there are not more records than terms", "fewer terms, or more records")
+        if self.std == 0.0 and not self._total > max(ROUNDED, 4.0 * self.grain) * float(self.moments[0, 0]):
+            return NotEstimable("the outcome does not vary")
         return too_weak(self.reach, self.smallest, WEAKEST, self.named(told @ self._spectrum[1][:, 0]))
+
+    @property
+    def _about_mean(self) -> Floats:
+        """u = (-mean, 0, .., 1): u' M u is the sum of squares about the mean."""
+        u = np.zeros(self.p + 1)
+        u[0], u[-1] = -float(self.moments[0, -1]) / max(float(self.moments[0, 0]), 1.0), 1.0
+        return u
+
+    @property
+    def _total(self) -> float:
+        """Sum of squares of the outcome about its mean."""
+        return float(self._about_mean @ self.moments @ self._about_mean)
 
     @cached_property
     def coefficients(self) -> Floats:
@@ -310,15 +324,14 @@ class LinearFit(Fit):
     def r_squared(self) -> Answer:
         """1 - RSS / TSS of the weighted fit.
 
-        Both are linear in M: RSS = v' M v, TSS = u' M u with u = (-mean, 0, .., 1), so the noise is s times the Frobenius norm
+        Both are linear in M: RSS = v' M v, TSS = u' M u, so the noise is s times the Frobenius norm
         of the derivative. Sampling by Olkin and Finn (1995): 4 R^2 (1 - R^2)^2 / n.
         """
         if (drowned := self.drowned) is not None:
             return drowned
-        v, u = np.append(self.coefficients, -1.0), np.zeros(self.p + 1)
+        v, u = np.append(self.coefficients, -1.0), self._about_mean
         number = max(float(self.moments[0, 0]), 1.0)
-        u[0], u[-1] = -float(self.moments[0, -1]) / number, 1.0
-        rest, total = float(v @ self.moments @ v), float(u @ self.moments @ u)
+        rest, total = float(v @ self.moments @ v), self._total
         if not total > max(4.0 * self.std * float(u @ u), max(FLAT, self.grain) * number):
             return NotEstimable(
                 "the outcome varies too little against the noise", "more records or epsilon, or tighter bounds"

@@ -126,6 +126,27 @@ def test_the_whole_matrix(question: str, caplog: pytest.LogCaptureFixture) -> No
                 agrees(question, name, summary, epsilon)
 
 
+NO_LENGTH = re.compile(r"(mean|correlation|observed|log_loss|auc)$|^/effect/.*value$|count|missing|records|predicted|cohort")
+"""Figures that may be certain: numbers of the records that there are, means of numbers that do not vary, the correlation of
+a column with its multiple, and an area where all records have one score."""
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "question",
+    ["statistics", "difference of risk", "evaluation of a hazard", "evaluation of a number", "evaluation of two classes"],
+)
+def test_without_noise_no_interval_is_without_length(question: str) -> None:
+    """What so few records did not show another sample may."""
+    for name in DATA:
+        with np.errstate(all="ignore"):
+            summary = answer(QUESTIONS[question], name, DATA[name](RECORDS), None).summary
+        for path, figure in figures(json.loads(json.dumps(summary))):
+            if NO_LENGTH.search(path) or "value" not in figure or None in (figure["low"], figure["high"]):
+                continue
+            assert figure["high"] - figure["low"] > 1e-7 * max(1.0, abs(figure["value"])), (name, path, figure)
+
+
 def terms(question: str, frame: pd.DataFrame, epsilon: float | None = None) -> dict[str, dict[str, Any]]:
     """A regression's coefficients by term, logarithms of ratios."""
     rows = answer(QUESTIONS[question], "typical", frame, epsilon).summary["coefficients"]

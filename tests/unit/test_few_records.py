@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from scipy import stats
+from statsmodels.stats.contingency_tables import Table2x2
 from statsmodels.stats.oneway import anova_oneway
 
-from veilsum_aggregation import group_means, quantiles, survival, tables
+from veilsum_aggregation import group_means, quantiles, ratios, survival, tables
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
 from veilsum_aggregation.group_means import NumberSums
@@ -215,6 +216,28 @@ def test_no_association_is_called_detectable_that_cannot_be() -> None:
     assert tables.cramers_v(few, 100.0, (2, 2)) == pytest.approx(np.sqrt(7.849 / 100), rel=1e-3)
 
 
+def test_an_outcome_that_does_not_vary_is_not_explained() -> None:
+    z = np.column_stack([np.ones(50), np.linspace(-1, 1, 50), np.full(50, -1.0)])
+    fit = LinearFit(z.T @ z, 0.0, ("constant", "a"))
+    assert isinstance(fit.combination(np.array([0.0, 1.0])), NotEstimable)
+    assert isinstance(fit.all_slopes(), NotEstimable)
+
+
+def test_a_risk_ratio_where_all_have_the_event_is_not_certain() -> None:
+    lowest = stats.binomtest(6, 6).proportion_ci(method="exact").low
+    both = figure(ratios.risk_ratio(np.array([[6.0, 0], [9, 0]]), 0.0))
+    assert (both.value, both.low) == (1.0, pytest.approx(lowest))
+    assert both.high == pytest.approx(1.0 / stats.binomtest(9, 9).proportion_ci(method="exact").low)
+    one = figure(ratios.risk_ratio(np.array([[6.0, 0], [5, 4]]), 0.0))
+    katz = np.exp(np.log(9 / 5) + np.array([-1.0, 1.0]) * 1.959963984540054 * np.sqrt(1 / 5 - 1 / 9))
+    assert one.high == pytest.approx(katz[1])
+    assert one.low < katz[0]
+    usual = figure(ratios.risk_ratio(np.array([[3.0, 3], [5, 4]]), 0.0))
+    expected = Table2x2(np.array([[3, 3], [5, 4]])).riskratio_confint()
+    assert (usual.low, usual.high) == pytest.approx(expected)
+    assert isinstance(ratios.pooled_risk_ratio(np.array([[[6.0, 0], [9, 0]], [[2, 0], [4, 0]]]), 0.0), NotEstimable)
+
+
 # -- survival ---------------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +272,11 @@ def test_with_noise_too_what_nobody_had_may_be() -> None:
     curve = survival.survival_curve(lives([[0, 0], [0, 0]], 60.0, 0.01))
     assert isinstance(curve, SurvivalCurve)
     assert all(found.low == pytest.approx(0.025 ** (1 / 60), abs=1e-3) for found in curve.survival)
+
+
+def test_an_incidence_of_all_is_not_certain() -> None:
+    found = survival.cumulative_incidence(lives([[0, 5], [0, 0]], 0.0), 1)[0]
+    assert (found.value, found.low, found.high) == (1.0, pytest.approx(0.025 ** (1 / 5)), 1.0)
 
 
 def test_all_who_die_in_one_interval_have_a_mean_within_it() -> None:
