@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from veilsum_aggregation.arrays import Bools, Floats, Integers
-from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, normal_figure, project
+from veilsum_aggregation.figures import FLAT, Z95, Answer, Figure, NotEstimable, hidden_share, normal_figure, project
 from veilsum_aggregation.moments import within_noise
 from veilsum_aggregation.tables import count, share
 
@@ -65,16 +65,16 @@ def auc(scores: Floats, positive: Bools) -> float:
     return float(below.sum()) / (2.0 * len(above) * len(negative))
 
 
-def auc_figure(area: float, positive: int, negative: int) -> Figure:
+def auc_figure(area: float, positive: float, negative: float, least: float = 0.0) -> Figure:
     """The area with its interval by Newcombe (2006, method 5): the areas a at which (area - a)^2 = z^2 V(a), with V by Hanley
     and McNeil (1982), V(a) = a (1 - a) (1 + h (1 - a) / (2 - a) + h a / (1 + a)) / (m n), h = (m + n) / 2 - 1.
 
-    It has no zero width where the classes are apart altogether.
+    It has no zero width where the classes are apart altogether. V is ``least`` at least, what the records themselves show.
     """
     h = (positive + negative) / 2.0 - 1.0
 
     def variance(a: float) -> float:
-        return a * (1 - a) * (1 + h * (1 - a) / (2 - a) + h * a / (1 + a)) / (positive * negative)
+        return max(a * (1 - a) * (1 + h * (1 - a) / (2 - a) + h * a / (1 + a)) / (positive * negative), least)
 
     def excess(a: float) -> float:
         return (area - a) ** 2 - Z95**2 * variance(a)
@@ -82,8 +82,11 @@ def auc_figure(area: float, positive: int, negative: int) -> Figure:
     near = 1e-9  # at the ends themselves V is 0
     from scipy.optimize import brentq  # a third of a process's start, where nobody asks for an interval
 
-    low = 0.0 if area <= 0.0 else float(brentq(excess, 0.0, min(area, 1.0 - near), xtol=1e-12))
-    high = 1.0 if area >= 1.0 else float(brentq(excess, max(area, near), 1.0, xtol=1e-12))
+    low, high = 0.0, 1.0
+    if area > 0.0 and excess(0.0) > 0.0:
+        low = float(brentq(excess, 0.0, min(area, 1.0 - near), xtol=1e-12))
+    if area < 1.0 and excess(1.0) > 0.0:
+        high = float(brentq(excess, max(area, near), 1.0, xtol=1e-12))
     return Figure(area, 0.0, math.sqrt(variance(area)), low, high)
 
 
@@ -229,7 +232,10 @@ def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> 
     signs = np.sign(gaps)
     slopes = np.concatenate([signs * (1.0 - middles) - error, -signs * middles - error]) / whole
     floor = math.sqrt(2.0 / math.pi) * std * float(np.hypot(1.0 - middles, middles).sum()) / whole
-    told = normal_figure(error, std**2 * float(slopes @ slopes), float(slopes**2 @ project(counts)))
+    sampling = float(slopes**2 @ project(counts))
+    told = normal_figure(error, std**2 * float(slopes @ slopes), sampling)
+    if std == 0.0 and sampling <= FLAT / whole:  # all alike: another may be predicted otherwise
+        told = told.widened(hidden_share(whole))
     return NoisedCalibration(told.within(0.0, 1.0), floor)
 
 

@@ -164,6 +164,7 @@ class Test:
         p_value: probability of so large a value if the hypothesis holds; the noise is accounted for, so it is always valid.
         noise_share: share of the statistic's variance that is noise: near 1, the records could hardly show.
         left_out: groups or slopes of which noise hides what the test compares, and which it leaves out.
+        note: what is to be known of the p-value.
     """
 
     statistic: float
@@ -171,6 +172,7 @@ class Test:
     p_value: float
     noise_share: float
     left_out: tuple[int, ...] = ()
+    note: str = ""
 
 
 def test_row(name: str, of: str, found: Test | NotEstimable, /, **more: Any) -> Row:
@@ -180,7 +182,7 @@ def test_row(name: str, of: str, found: Test | NotEstimable, /, **more: Any) -> 
         told, note = dict.fromkeys(("statistic", "degrees", "p_value", "noise_share")), f"not estimable: {found.reason}"
     else:
         told = {name: getattr(found, name) for name in ("statistic", "degrees", "p_value", "noise_share")}
-        note = f"{len(found.left_out)} groups or terms within noise are left out" if found.left_out else ""
+        note = f"{len(found.left_out)} groups or terms within noise are left out" if found.left_out else found.note
     return {"test": name, "of": of} | told | {"note": note} | more
 
 
@@ -189,6 +191,30 @@ def normal_figure(value: float, noise_variance: float, sampling_variance: float)
     noise_variance, sampling_variance = max(noise_variance, 0.0), max(sampling_variance, 0.0)
     half = Z95 * math.sqrt(noise_variance + sampling_variance)
     return Figure(value, math.sqrt(noise_variance), math.sqrt(sampling_variance), value - half, value + half)
+
+
+def student_figure(value: float, error: float, degrees: float) -> Figure:
+    """An exact figure with Student's interval."""
+    half = student(degrees) * error
+    return Figure(value, 0.0, error, value - half, value + half)
+
+
+def student(degrees: float) -> float:
+    """Student's t beyond which a fortieth lies: of 40 degrees or more by the series in 1 / degrees, to 1e-8 (Abramowitz and
+    Stegun 26.7.5)."""
+    if degrees < 40.0:
+        from scipy.special import stdtrit  # as below; a plan asks for many records
+
+        return float(stdtrit(degrees, 0.975))
+    z = Z95
+    terms = (
+        z,
+        (z**3 + z) / 4.0,
+        (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0,
+        (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0,
+        (79.0 * z**9 + 776.0 * z**7 + 1482.0 * z**5 - 1920.0 * z**3 - 945.0 * z) / 92160.0,
+    )
+    return sum(term / degrees**power for power, term in enumerate(terms))
 
 
 def ratio_figure(
@@ -279,3 +305,25 @@ def chi_squared(
     statistic = float(((kept.T @ u) ** 2).sum())
     share = float(np.trace(kept.T @ noise @ kept)) / degrees
     return Test(statistic, degrees, float(chdtrc(degrees, statistic)), min(max(share, 0.0), 1.0), left_out)
+
+
+def hidden_share(records: float) -> float:
+    """The largest share, at 97.5%, with what nobody of so many records has: 1 - 0.025^(1 / n) (Clopper and Pearson 1934)."""
+    return 1.0 - math.pow(0.025, 1.0 / max(records, 1.0))
+
+
+def by_student(found: Figure, degrees: float) -> Figure:
+    """A figure with its p-value by Student's distribution."""
+    from scipy.special import stdtr
+
+    statistic = abs(found.value) / found.sampling_error if found.sampling_error > 0.0 else math.inf
+    return replace(found, significance=2.0 * float(stdtr(degrees, -statistic)) if found.value else 1.0)
+
+
+def by_f(found: Test | NotEstimable, rest: float, factor: float = 1.0) -> Test | NotEstimable:
+    """A test of exact figures with its p-value by F: of the statistic over its degrees and ``factor``, and ``rest`` others."""
+    if isinstance(found, NotEstimable):
+        return found
+    from scipy.special import fdtrc
+
+    return replace(found, p_value=float(fdtrc(found.degrees, rest, found.statistic / found.degrees / factor)))

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, Test, chi_squared, ratio_figure
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import (
+    Answer,
+    Figure,
+    NotEstimable,
+    Test,
+    by_f,
+    chi_squared,
+    ratio_figure,
+    student_figure,
+)
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 
@@ -88,26 +98,7 @@ def _exact_mean(sums: NumberSums) -> Figure:
     if sums.single:
         return Figure(value, 0.0, 1.0, -1.0, 1.0)
     error = math.sqrt(max(sums.plain_variance()[0], 0.0) / (n - 1.0))
-    half = _student(n - 1.0) * error
-    return Figure(value, 0.0, error, value - half, value + half).within(-1.0, 1.0)
-
-
-def _student(degrees: float) -> float:
-    """Student's t beyond which a fortieth lies: of 40 degrees or more by the series in 1 / degrees, to 1e-8 (Abramowitz and
-    Stegun 26.7.5)."""
-    if degrees < 40.0:
-        from scipy.special import stdtrit  # as in .figures; a plan asks for many records
-
-        return float(stdtrit(degrees, 0.975))
-    z = Z95
-    terms = (
-        z,
-        (z**3 + z) / 4.0,
-        (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0,
-        (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0,
-        (79.0 * z**9 + 776.0 * z**7 + 1482.0 * z**5 - 1920.0 * z**3 - 945.0 * z) / 92160.0,
-    )
-    return sum(term / degrees**power for power, term in enumerate(terms))
+    return student_figure(value, error, n - 1.0).within(-1.0, 1.0)
 
 
 def variance(sums: NumberSums) -> Answer:
@@ -125,6 +116,8 @@ def variance(sums: NumberSums) -> Answer:
     m = min(max(sums.total / n, -1.0), 1.0)
     value, _ = sums.plain_variance()
     careful = sums.careful_variance()
+    if sums.exact and n < MANY:
+        return _exact_variance(n, value, max(kurtosis(m, careful), 1.0 + 1e-9))
     offset = sums.shift + m * m
     noise = (
         sums.square_std**2 + 4.0 * m * m * sums.total_std**2 + 2.0 * sums.total_std**4 / n**2 + offset**2 * sums.count_std**2,
@@ -134,6 +127,22 @@ def variance(sums: NumberSums) -> Answer:
     spread = n * careful**2 * (kurtosis(m, careful) - 1.0)
     return ratio_figure(value * n, n, noise, (spread, 0.0, 0.0)).within(0.0, 1.0)
 
+
+def _exact_variance(n: float, value: float, of_fourth: float) -> Figure:
+    """By chi-squared, as of normal numbers, with the degrees of freedom that the fourth moment leaves: 2 (n - 1) / (k - 1)."""
+    from scipy.special import chdtri
+
+    degrees = 2.0 * (n - 1.0) / (of_fourth - 1.0)
+    low, high = (value * n / (n - 1.0) * degrees / max(float(chdtri(degrees, tail)), 1e-300) for tail in (0.025, 0.975))
+    error = value * math.sqrt(2.0 / degrees)
+    return Figure(value, 0.0, error, min(low, value), max(high, value)).within(0.0, 1.0)
+
+
+MANY = 200
+"""Records from which on what is exact has the interval that noised sums have: a chi-squared one is the same by then."""
+
+HIDDEN = 1e-12
+"""A variance in [0, 1] that rounding may be, of a difference of squares."""
 
 LEAST_VARIANCE = 1e-3
 """The variance to assume of a number in [-1, 1] where noise leaves none; without noise the estimate stands."""
@@ -162,20 +171,41 @@ def equal_means(groups: list[NumberSums]) -> Test | NotEstimable:
 
     With m = sum s / sum n: U_g = s_g - m n_g, V_g = n_g v_g + sigma_s^2 + m^2 sigma_n^2, v_g the second moment about m; U is
     centred by M = I - n 1' / N and U' (M V M')^+ U is chi-squared with G - 1 degrees of freedom. Groups within noise are left
-    out by their counts alone, so that no result chooses them.
+    out by their counts alone, so that no result chooses them. Without noise it is Welch's (1951): of two groups his t.
     """
     kept = [place for place, group in enumerate(groups) if not group.drowned]
+    if exact := all(group.exact for group in groups):
+        kept = [place for place in kept if not groups[place].single]  # which say nothing of how numbers differ
     left_out = tuple(place for place in range(len(groups)) if place not in kept)
     if len(kept) < 2:
-        return NotEstimable("fewer than two groups are above the noise", "fewer groups, more records, or more epsilon")
+        why = "fewer than two groups have two records" if exact else "fewer than two groups are above the noise"
+        return NotEstimable(why, "fewer groups, more records, or more epsilon")
     n = np.array([groups[place].count for place in kept])
     s = np.array([groups[place].total for place in kept])
+    if exact:
+        return _welch(n, s / n, np.array([max(groups[place].plain_variance()[0], 0.0) for place in kept]), left_out)
     m = float(s.sum() / n.sum())
     noise = np.array([groups[place].total_std ** 2 + (m * groups[place].count_std) ** 2 for place in kept])
     # Not the careful variance: a test that rejects too rarely is as wrong as one that rejects too often.
-    least = LEAST_VARIANCE if noise.any() else 0.0
-    spread = [min(max(groups[place].plain_variance()[0], least), 1.0 - min(m * m, 0.999)) for place in kept]
+    spread = [min(max(groups[place].plain_variance()[0], LEAST_VARIANCE), 1.0 - min(m * m, 0.999)) for place in kept]
     sampling = n * np.array(spread)
     matrix = np.eye(len(kept)) - np.outer(n, np.ones(len(kept))) / n.sum()
     u = s - m * n
     return chi_squared(matrix @ u, matrix * noise @ matrix.T, matrix * sampling @ matrix.T, len(kept) - 1, left_out)
+
+
+def _welch(n: Floats, means: Floats, variances: Floats, left_out: tuple[int, ...]) -> Test | NotEstimable:
+    """Welch's test of groups of n records, n at least 2, by F; ``variances`` have the divisor n."""
+    flat = variances <= HIDDEN
+    of_means = np.where(flat, 0.0, variances / (n - 1.0))
+    if np.count_nonzero(flat) > 1:
+        return NotEstimable("two groups or more do not vary")
+    weights = flat.astype(np.float64) if flat.any() else 1.0 / of_means  # a mean that is known has all the weight
+    share = weights / weights.sum()
+    groups, lost = len(n), float(((1.0 - share) ** 2 / (n - 1.0)).sum())
+    apart = means - means[-1]
+    contrasts = np.eye(groups)[:-1] - np.eye(groups)[-1]
+    covariance = contrasts * of_means @ contrasts.T
+    found = chi_squared(apart[:-1], np.zeros_like(covariance), covariance, groups - 1, left_out)
+    squared = groups * groups - 1.0
+    return by_f(found, squared / (3.0 * lost), 1.0 + 2.0 * (groups - 2.0) / squared * lost)

@@ -32,6 +32,11 @@ ADVICE = "more records, or more epsilon"
 FEW = NotEstimable("the released count is within its noise", ADVICE)
 FLAT = NotEstimable("the prediction varies too little against the noise", ADVICE)
 
+ALIKE = NotEstimable("the records do not vary about what is predicted", "more records")
+
+CERTAIN = 1e-14
+"""A sampling variance that is none up to rounding, relative to the square of what it is of."""
+
 LARGEST_COUNT = 5000
 """The largest count whose probability is added up; larger counts of a cohort are taken to be this one."""
 
@@ -120,6 +125,8 @@ class Levels:
         gradients = _gradient(equations(point), self.sums)
         inverse = np.linalg.inv(slope)
         noise, sampling = (inverse @ part @ inverse.T for part in self._variances(gradients))
+        if not noise.any() and (np.diag(sampling) <= CERTAIN * (1.0 + point**2)).any():
+            return [ALIKE] * len(start)
         return [
             normal_figure(float(point[place]), float(noise[place, place]), float(sampling[place, place]))
             for place in range(len(start))

@@ -45,7 +45,8 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
     With G(t) = C(t) - q N the interval reaches from the edge before the first one with |G(t)| <= z sqrt(v_t + N q (1 - q)) to
     the edge after the last one, v_t the exact noise variance of the linear C: at edges C is known whatever lies between them,
     be it a whole number that many records have. It is open where it touches a bound. The point is where the isotonic C, linear
-    within intervals, reaches q N. Errors are those of C at the point, by the density there.
+    within intervals, reaches q N. Errors are those of C at the point, by the density there. Without noise the interval is that
+    of the order statistics by the binomial distribution (Conover 1999), which holds of few records too.
 
     Args:
         sums: released, in the units of the integer columns.
@@ -66,7 +67,11 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
         value = float(np.interp(q * whole[-1], _strictly(whole), ends))
         spread = total * q * (1.0 - q)
         noise = noise_std**2 * ((rows - q * weights[-1]) ** 2).sum(axis=1)
-        near = np.flatnonzero(np.abs(counts - q * total) <= Z95 * np.sqrt(noise + spread))
+        if noise_std:
+            near = np.flatnonzero(np.abs(counts - q * total) <= Z95 * np.sqrt(noise + spread))
+        else:
+            least, most = _ranks(round(total), q)
+            near = np.flatnonzero((np.rint(counts) >= least) & (np.rint(counts) <= most))
         crossing = min(max(int(np.searchsorted(ends, value)), 1), len(ends) - 1)
         first = max(min(int(near[0]), crossing) - 1, 0) if near.size else crossing - 1
         last = min(max(int(near[-1]) + 1, crossing), len(ends) - 1) if near.size else crossing
@@ -76,6 +81,20 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
         errors = math.sqrt(float(noise[crossing])) / density, math.sqrt(spread) / density
         found.append(Figure(value, *errors, min(low_end, value), max(high_end, value)))
     return found
+
+
+def _ranks(n: int, q: float) -> tuple[int, int]:
+    """Fewest and most of n values that can lie below their q-quantile: with tails of 2.5% at most on both sides.
+
+    The binomial probabilities follow from one another; beyond twelve standard deviations they are none.
+    """
+    reach = 12.0 * math.sqrt(n * q * (1.0 - q)) + 12.0
+    first, last = max(0, math.floor(n * q - reach)), min(n, math.ceil(n * q + reach))
+    k = np.arange(first + 1, last + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log((n - k + 1.0) / k) + math.log(q / (1.0 - q)))])
+    below = np.cumsum(np.exp(logs - logs.max()))
+    below /= below[-1]
+    return first + int(np.searchsorted(below, 0.025, "right")), first + int(np.searchsorted(below, 0.975, "left"))
 
 
 def isotonic(values: Floats) -> Floats:

@@ -7,12 +7,13 @@ counts that are released anyway.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test, normal_figure, project
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test, hidden_share, normal_figure, project
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.tables import shares
 
@@ -26,6 +27,10 @@ NO_SPREAD = 1e-15
 """A variance that is 0 up to rounding."""
 
 ADVICE = "more records, or more epsilon"
+
+ALL_OR_NONE = NotEstimable(
+    "in every stratum all of each group, or none, have what is counted", "each stratum's own, or wider strata"
+)
 
 
 def _form(*pairs: tuple[int, int]) -> Floats:
@@ -64,7 +69,12 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     sampling = float(np.sum(1.0 / events - 1.0 / sizes))
     noise = float(np.sum((1.0 / events - 1.0 / sizes) ** 2 + sizes**-2.0)) * std**2
     log = float(np.log(events[0] / sizes[0]) - np.log(events[1] / sizes[1]))
-    return normal_figure(log, noise, sampling).exponential(LARGEST)
+    found = normal_figure(log, noise, sampling)
+    if std == 0.0:  # where all of a group have it, its risk is 1 at most, and less by what so few may hide
+        less = [-math.log(1.0 - hidden_share(size)) * (size == own) for size, own in zip(sizes, events, strict=True)]
+        below, above = (math.hypot(found.half_width, own) for own in less)
+        found = replace(found, low=log - below, high=log + above)
+    return found.exponential(LARGEST)
 
 
 def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -150,6 +160,8 @@ def pooled_risk_ratio(tables: Floats, std: float, correlation: float = 0.0) -> A
     a, b, c, d = kept.T
     n, exposed, others = kept.sum(axis=1), a + b, c + d
     sampling = float(np.sum(((a + c) * exposed * others - a * c * n) / n**2)) / (top.value * bottom.value)
+    if std == 0.0 and sampling <= NO_SPREAD:
+        return ALL_OR_NONE
     return _ratio(top, bottom, noise, max(sampling, 0.0))
 
 
@@ -176,9 +188,7 @@ def pooled_risk_difference(tables: Floats, std: float, correlation: float = 0.0)
     gradient = top.gradient - other.gradient - value * bottom.gradient
     of_noise = noise.variance(gradient) / bottom.value**2
     if sampling + of_noise <= NO_SPREAD:
-        return NotEstimable(
-            "in every stratum all of each group, or none, have what is counted", "each stratum's own, or wider strata"
-        )
+        return ALL_OR_NONE
     return normal_figure(value, of_noise, sampling)
 
 

@@ -13,7 +13,18 @@ from functools import cached_property
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import FLAT, NO_VARIANCE, Answer, NotEstimable, Test, chi_squared, normal_figure
+from veilsum_aggregation.figures import (
+    FLAT,
+    NO_VARIANCE,
+    Answer,
+    NotEstimable,
+    Test,
+    by_f,
+    by_student,
+    chi_squared,
+    normal_figure,
+    student_figure,
+)
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 WEAKEST = 1.0 / 3.0
@@ -238,7 +249,21 @@ class LinearFit(Fit):
             return NotEstimable("no record has all the terms and the outcome")
         if self.std == 0.0 and float(self.moments[0, 0]) < told.shape[1] + 0.5:  # weights are 1 at most
             return NotEstimable("there are not more records than terms", "fewer terms, or more records")
+        if self.std == 0.0 and not self._total > max(ROUNDED, 4.0 * self.grain) * float(self.moments[0, 0]):
+            return NotEstimable("the outcome does not vary")
         return too_weak(self.reach, self.smallest, WEAKEST, self.named(told @ self._spectrum[1][:, 0]))
+
+    @property
+    def _about_mean(self) -> Floats:
+        """u = (-mean, 0, .., 1): u' M u is the sum of squares about the mean."""
+        u = np.zeros(self.p + 1)
+        u[0], u[-1] = -float(self.moments[0, -1]) / max(float(self.moments[0, 0]), 1.0), 1.0
+        return u
+
+    @property
+    def _total(self) -> float:
+        """Sum of squares of the outcome about its mean."""
+        return float(self._about_mean @ self.moments @ self._about_mean)
 
     @cached_property
     def coefficients(self) -> Floats:
@@ -264,10 +289,26 @@ class LinearFit(Fit):
         v = np.append(self.coefficients, -1.0)
         noise = self.std * float(v @ v)
         weight = max(float(self.moments[0, 0]), 1.0)
-        freedom: float = max(weight - self._directions[0].shape[1], 1.0)
         hidden = max(self.grain * float(np.abs(v).sum()) ** 2, ROUNDED)
         least = LEAST_VARIANCE if self.std > 0.0 else min(hidden, LEAST_VARIANCE)
-        return max(float(v @ self.moments @ v) + noise, least * weight) / freedom
+        return max(float(v @ self.moments @ v) + noise, least * weight) / self.freedom
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of the residuals."""
+        return max(max(float(self.moments[0, 0]), 1.0) - float(self._directions[0].shape[1]), 1.0)
+
+    def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
+        """Without noise with Student's interval."""
+        if self.std:
+            return super().figure(weights, noise, sampling)
+        found = student_figure(float(weights @ self.coefficients), math.sqrt(max(sampling, 0.0)), self.freedom)
+        return by_student(found, self.freedom)
+
+    def all_slopes(self) -> Test | NotEstimable:
+        """Without noise by F."""
+        found = super().all_slopes()
+        return found if self.std else by_f(found, self.freedom)
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:
@@ -283,15 +324,14 @@ class LinearFit(Fit):
     def r_squared(self) -> Answer:
         """1 - RSS / TSS of the weighted fit.
 
-        Both are linear in M: RSS = v' M v, TSS = u' M u with u = (-mean, 0, .., 1), so the noise is s times the Frobenius norm
+        Both are linear in M: RSS = v' M v, TSS = u' M u, so the noise is s times the Frobenius norm
         of the derivative. Sampling by Olkin and Finn (1995): 4 R^2 (1 - R^2)^2 / n.
         """
         if (drowned := self.drowned) is not None:
             return drowned
-        v, u = np.append(self.coefficients, -1.0), np.zeros(self.p + 1)
+        v, u = np.append(self.coefficients, -1.0), self._about_mean
         number = max(float(self.moments[0, 0]), 1.0)
-        u[0], u[-1] = -float(self.moments[0, -1]) / number, 1.0
-        rest, total = float(v @ self.moments @ v), float(u @ self.moments @ u)
+        rest, total = float(v @ self.moments @ v), self._total
         if not total > max(4.0 * self.std * float(u @ u), max(FLAT, self.grain) * number):
             return NotEstimable(
                 "the outcome varies too little against the noise", "more records or epsilon, or tighter bounds"

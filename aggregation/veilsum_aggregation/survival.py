@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Z95, Figure, NotEstimable, Test, chi_squared, delta_rule
+from veilsum_aggregation.figures import Z95, Figure, NotEstimable, Test, chi_squared, delta_rule, hidden_share
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | NotEstimable:
     survival = np.concatenate([[1.0], np.cumprod(1.0 - hazard)])
     greenwood = np.cumsum(hazard[:last] / (np.maximum(risk[:last], 1.0) * (1.0 - hazard[:last])))
     for b in range(last):
-        figures.append(_survival_figure(float(survival[b + 1]), _log_noise(counts, hazard, risk, b), float(greenwood[b])))
+        noise, told_by = _log_noise(counts, hazard, risk, b), float(greenwood[b])
+        figures.append(_survival_figure(float(survival[b + 1]), noise, told_by, float(risk[b])))
     if ended:
         before = figures[-1].high if figures else 1.0
         figures.append(Figure(0.0, float(survival[last]) * alive[last].noise_error, 0.0, 0.0, before * alive[last].high))
@@ -112,15 +113,15 @@ def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | NotEstimable:
 def _alive(counts: SurvivalCounts, risk: Floats, events: Floats) -> list[Figure]:
     """Share of those at risk who have no event in each interval, with an upper end that holds where all seem to have one.
 
-    Of r at risk, all with an event, that is 1 - 0.025^(1 / r) (Clopper and Pearson 1934), and what the noise may hide.
+    Of those at risk, all with an event, that is what so few may hide (:func:`~veilsum_aggregation.figures.hidden_share`), and
+    what the noise may.
     """
     found = []
     for b, (at_risk, died) in enumerate(zip(risk, events, strict=True)):
         cells = (counts.bins - 1 - b) * counts.ends.shape[1] + 1.25  # all later ones, and half of the censored of b
         error = counts.std * math.sqrt(cells) / float(at_risk)
         value = 1.0 - float(died / at_risk)
-        none = 1.0 - 0.025 ** (1.0 / max(float(at_risk), 1.0))
-        found.append(Figure(value, error, 0.0, 0.0, min(max(value, 0.0) + none + Z95 * error, 1.0)))
+        found.append(Figure(value, error, 0.0, 0.0, min(max(value, 0.0) + hidden_share(float(at_risk)) + Z95 * error, 1.0)))
     return found
 
 
@@ -138,10 +139,12 @@ def _log_noise(counts: SurvivalCounts, hazard: Floats, risk: Floats, last: int) 
     return float(counts.std**2 * ((gradient**2).sum() + beyond**2))
 
 
-def _survival_figure(s: float, noise: float, sampling: float) -> Figure:
+def _survival_figure(s: float, noise: float, sampling: float, risk: float) -> Figure:
     error = math.sqrt(noise + sampling)
     parts = s * math.sqrt(noise), s * math.sqrt(sampling)
-    if s > 0.99 or s <= 0.0:
+    if s >= 1.0:  # nobody had the event, which a share may have all the same
+        return Figure(s, *parts, s - math.hypot(hidden_share(risk), Z95 * s * error), s + Z95 * s * error).within(0.0, 1.0)
+    if s <= 0.0 or (noise > 0.0 and s > 0.99):
         return Figure(s, *parts, s - Z95 * s * error, s + Z95 * s * error).within(0.0, 1.0)
     half = min(Z95 * error / abs(math.log(s)), 700.0)
     return Figure(s, *parts, s ** math.exp(half), s ** math.exp(-half)).within(0.0, 1.0)
@@ -185,13 +188,27 @@ def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
         return float(((survival[1:] + survival[:-1]) / 2.0) @ lengths)
 
     value, noise, sampling = delta_rule(area, counts.vector, counts.std)
-    half = Z95 * math.sqrt(noise + sampling)
-    figure = Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half)
-    return figure.within(0.0, counts.edges[-1] - counts.edges[0])
+    half, risk = Z95 * math.sqrt(noise + sampling), counts.at_risk()
+    low, high = value - half, value + half
+    died = np.flatnonzero(counts.ends[:, 1:].sum(axis=1) > 0.0)
+    if not died.size:
+        low = value - math.hypot(half, value * hidden_share(float(risk[-1])))
+    elif counts.died_out and died.size == 1:  # all in one interval: when within it is not known, nor whom the next would miss
+        first = int(died[0])
+        before, after = float(lengths[:first].sum()), float(lengths[first + 1 :].sum())
+        low, high = (
+            before * (1.0 - hidden_share(float(risk[first]))),
+            before + float(lengths[first]) + after * hidden_share(risk[first]),
+        )
+    return Figure(value, math.sqrt(noise), math.sqrt(sampling), low, high).within(0.0, float(lengths.sum()))
 
 
 def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ...]:
-    """The probability of an event by ``cause`` (from 1) by the end of each interval that can be told, others competing."""
+    """The probability of an event by ``cause`` (from 1) by the end of each interval that can be told, others competing.
+
+    Where nobody had it, or all, others may as :func:`~veilsum_aggregation.figures.hidden_share` says. Without noise the
+    interval is on the scale log(-log F).
+    """
     figures: list[Figure] = []
     for last in range(counts.told()):
 
@@ -202,8 +219,17 @@ def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ..
             return float((before[: last + 1] * ends[: last + 1, cause] / risk[: last + 1]).sum())
 
         value, noise, sampling = delta_rule(incidence, counts.vector, counts.std)
-        half = Z95 * math.sqrt(noise + sampling)
-        figures.append(Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half).within(0.0, 1.0))
+        errors, half = (math.sqrt(noise), math.sqrt(sampling)), Z95 * math.sqrt(noise + sampling)
+        if value <= 0.0:
+            low, high = value - half, value + math.hypot(half, hidden_share(float(counts.at_risk()[last])))
+        elif value >= 1.0:
+            low, high = value - math.hypot(half, hidden_share(float(counts.at_risk()[last]))), value + half
+        elif counts.std > 0.0:
+            low, high = value - half, value + half
+        else:  # as of a curve, on the scale log(-log)
+            power = math.exp(min(half / (value * -math.log(value)), 700.0))
+            low, high = value**power, value ** (1.0 / power)
+        figures.append(Figure(value, *errors, low, high).within(0.0, 1.0))
     return tuple(figures)
 
 

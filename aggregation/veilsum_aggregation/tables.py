@@ -1,6 +1,7 @@
 """Counts, shares and tests of independence from noised tables of disjoint cells."""
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -65,17 +66,38 @@ def independence(table: Floats, std: float) -> Test | NotEstimable:
     u = (left @ table @ right).ravel()
     sampling = matrix * (n * np.outer(a, b).ravel()) @ matrix.T
     noise = std**2 * matrix @ matrix.T
-    return chi_squared(u, noise, sampling, (len(a) - 1) * (len(b) - 1))
+    found = chi_squared(u, noise, sampling, (len(a) - 1) * (len(b) - 1))
+    if std > 0.0 or isinstance(found, NotEstimable) or n * float(np.outer(a, b).min()) >= COCHRAN:
+        return found
+    few = f"fewer than {COCHRAN} records are expected in a cell"
+    if table.shape != (2, 2):
+        return replace(found, note=f"{few}: the p-value is approximate")
+    return replace(found, p_value=_fisher(np.rint(table)), note=f"{few}: the p-value is of Fisher's exact test")
 
 
-def cramers_v(test: Test, total: float, table_shape: tuple[int, int]) -> float:
-    """Cramér's V that the test would find with 80% power at this total: the smallest effect that it can show.
+COCHRAN = 5
+"""Records that are expected in a cell below which chi-squared is not the distribution of exact counts (Cochran 1954)."""
+
+
+def _fisher(table: Floats) -> float:
+    """The probability of a table (2, 2) as rare or rarer, of these margins (Fisher 1935)."""
+    (first, second), left = table.sum(axis=1), float(table[:, 0].sum())
+    k = np.arange(max(0.0, left - second), min(first, left) + 1.0)
+    steps = (first - k[:-1]) * (left - k[:-1]) / ((k[:-1] + 1.0) * (second - left + k[:-1] + 1.0))
+    logs = np.concatenate([[0.0], np.cumsum(np.log(steps))])
+    shares = np.exp(logs - logs.max())
+    return min(float(shares[logs <= logs[int(table[0, 0] - k[0])] + 1e-7].sum() / shares.sum()), 1.0)
+
+
+def cramers_v(test: Test, total: float, table_shape: tuple[int, int]) -> float | None:
+    """Cramér's V that the test would find with 80% power at this total: the smallest effect that it can show; None where no
+    association is so large.
 
     Solves the noncentral chi-squared distribution for its noncentrality and divides out what noise takes of it.
     """
     needed = _noncentrality(test.degrees)
     v = math.sqrt(needed / (max(total, 1.0) * (min(table_shape) - 1) * max(1.0 - test.noise_share, 1e-6)))
-    return min(v, 1.0)
+    return v if v <= 1.0 else None
 
 
 @lru_cache

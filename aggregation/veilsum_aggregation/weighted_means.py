@@ -31,11 +31,23 @@ class WeightedSums:
     squares_std: float = 0.0
     largest: float = math.inf
 
-    def mean(self) -> Answer:
-        """With its interval by Fieller's rule."""
+    def mean(self, *, share: bool = False) -> Answer:
+        """With its interval by Fieller's rule.
+
+        Without noise, outcomes that are all alike show no variance: of shares the interval is Wilson's, of as many records
+        of equal weight as :meth:`effective` says, and of a single number any value is in it.
+        """
         one, linear, square = self.squares
         sampling = (max(square, 0.0), -2.0 * linear, max(one, 0.0))
         noise = (self.std**2, 0.0, self.std**2)
+        if self.std == 0.0 and self.weights > 0.0:
+            value = self.outcomes / self.weights
+            alike = square - 2.0 * value * linear + value * value * one <= ALIKE * one
+            if alike and share:
+                value, sampling = float(round(value)), (0.0, one, -one)
+                return ratio_figure(value * self.weights, self.weights, noise, sampling).within(0.0, 1.0)
+            if alike and (self.effective() or 0.0) < 1.5:
+                return Figure(value, 0.0, 1.0, -math.inf, math.inf)
         return ratio_figure(self.outcomes, self.weights, noise, sampling, "more records, tighter bounds, or more epsilon")
 
     def effective(self) -> float | None:
@@ -48,12 +60,36 @@ class WeightedSums:
         return min(self.weights**2 / self.squares[0], self.weights * self.largest)
 
 
+ALIKE = 1e-12
+"""A variance of outcomes in [-1, 1] that rounding may be."""
+
+ALL_ALIKE = NotEstimable("the outcomes of each treatment are all alike", "more records")
+
+
+def certain(figure: Figure) -> bool:
+    """Whether no record differs from it."""
+    return figure.noise_error == 0.0 and figure.sampling_error <= math.sqrt(ALIKE)
+
+
+def both_certain(one: Figure, other: Figure) -> bool:
+    """Whether no record differs from either of two."""
+    return certain(one) and certain(other)
+
+
 def difference(treated: Answer, untreated: Answer) -> Answer:
-    """Difference of two independent figures."""
+    """Difference of two independent figures; where one has no variance, by their ends' distances (Zou and Donner 2008)."""
     if isinstance(treated, NotEstimable):
         return treated
     if isinstance(untreated, NotEstimable):
         return untreated
+    if both_certain(treated, untreated):
+        return ALL_ALIKE
+    if certain(treated) or certain(untreated):
+        value = treated.value - untreated.value
+        below = math.hypot(treated.value - treated.low, untreated.high - untreated.value)
+        above = math.hypot(treated.high - treated.value, untreated.value - untreated.low)
+        error = max(below, above) / Z95
+        return Figure(value, 0.0, error, value - below, value + above)
     variances = (treated.noise_error**2 + untreated.noise_error**2, treated.sampling_error**2 + untreated.sampling_error**2)
     return normal_figure(treated.value - untreated.value, *variances)
 
@@ -67,6 +103,12 @@ def ratio(treated: Answer, untreated: Answer) -> Answer:
     if min(treated.value, untreated.value) <= 0.0:
         return NotEstimable("a share is within its noise", "more records, tighter bounds, or more epsilon")
     value = treated.value / untreated.value
+    if both_certain(treated, untreated):
+        return ALL_ALIKE
+    if certain(treated) or certain(untreated):
+        below = math.hypot(math.log(treated.value / treated.low), math.log(untreated.high / untreated.value))
+        above = math.hypot(math.log(treated.high / treated.value), math.log(untreated.value / untreated.low))
+        return Figure(value, 0.0, value * max(below, above) / Z95, value * math.exp(-below), value * math.exp(above))
     noise, sampling = (
         math.hypot(getattr(treated, part) / treated.value, getattr(untreated, part) / untreated.value)
         for part in ("noise_error", "sampling_error")

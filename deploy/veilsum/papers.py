@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from veilsum.texts import escaped_row, escaped_tex
+from veilsum.texts import tex_table
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.queries.base import IN_ROWS, missing_among
@@ -84,13 +84,8 @@ class PaperTable:
 
     def to_latex(self) -> str:
         """A ``table`` with ``booktabs`` rules."""
-        lines = [rf"{chr(92)}quad " * line.indent + escaped_row((line.name, *line.cells)) for line in self.lines]
-        notes = [rf"\par\smallskip\footnotesize {escaped_tex(note)}" for note in self.notes]
-        return "\n".join([
-            r"\begin{table}", rf"\caption{{{escaped_tex(self.title)}}}",
-            rf"\begin{{tabular}}{{{'l' * len(self.head)}}}", r"\toprule", escaped_row(self.head), r"\midrule",
-            *lines, r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}",
-        ]) + "\n"  # fmt: skip
+        rows = [(line.indent, (line.name, *line.cells)) for line in self.lines]
+        return tex_table(self.title, self.head, rows, self.notes)
 
     def to_docx(self) -> bytes:
         """A document of Word (ECMA-376) with this table alone."""
@@ -373,7 +368,16 @@ def _share(row: Row) -> str:
     count, share = row.get("count", {}), row.get("share", {})
     if not _told(count):
         return _untold(count)
-    return f"{_count(count)} ({100.0 * share['value']:.1f})" if _told(share) else f"{_count(count)} ({_untold(share)})"
+    return f"{_count(count)} ({_percent(share['value'], count['value']) if _told(share) else _untold(share)})"
+
+
+def _percent(share: float, count: float) -> str:
+    """A share of so many records in percent; a rare one is not printed as none, nor a frequent one as all."""
+    if round(count) >= 1 and 0.0 < share < 0.0005:
+        return "<0.1"
+    if 0.9995 <= share < 1.0 and round(count / share - count) >= 1:
+        return ">99.9"
+    return f"{100.0 * share:.1f}"
 
 
 def _mean(row: Row) -> str:
@@ -558,7 +562,10 @@ def _interval(figure: Any, factor: float) -> str:
         return _untold(figure)
     value = float(figure["value"]) * factor
     low, high = (None if figure[end] is None else float(figure[end]) * factor for end in ("low", "high"))
-    digits = digits_of(abs(value)) if 0.0 < abs(value) < 1.0 else 0 if factor == 1.0 and abs(value) >= 100.0 else 1
+    rest = (
+        abs(value) if factor == 1.0 else min(abs(value), 100.0 - abs(value))
+    )  # of percent, what is nearly all as nearly none
+    digits = digits_of(rest) if 0.0 < rest < 1.0 else 0 if factor == 1.0 and abs(value) >= 100.0 else 1
     ends = ("not reached" if end is None else _plain(end, digits) for end in (low, high))
     return f"{_plain(value, digits)} ({' to '.join(ends)})"
 

@@ -34,6 +34,7 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import DerivedTask
+from veilsum_privacy.tasks.tables import questions_of
 
 NOTHING_SHARE = 1.0
 """Interval as a share of the expected size beyond which a quantity is lost in the noise."""
@@ -242,13 +243,15 @@ def plan_study(
 
 
 def notes(study: Study, records: int) -> Iterator[str]:
-    """Sentences on a delta that guarantees too little, on what a study shows of single sites, and on alignment in vain.
+    """Sentences on a delta that guarantees too little, on conditions that say nothing, on what a study shows of single sites,
+    and on alignment in vain.
 
     Args:
         records: expected of each site.
     """
     if warning := delta_warning(study, records):
         yield warning
+    yield from _settled(study)
     yield from _disclosures(study)
     yield from _units(study)
     yield from _secure_steps(study)
@@ -258,6 +261,15 @@ def notes(study: Study, records: int) -> Iterator[str]:
         needed = records_to_align(study)
         never = study.privacy.unit == "site" and (needed or 2) > 1  # a site's sum is as long as one record's
         yield from _vain_alignment(records, None if never else needed)
+
+
+def _settled(study: Study) -> Iterator[str]:
+    """Comparisons whose outcome the schema's bounds decide, which is hardly meant."""
+    questions = [each for task in AgreedStudy(study).tasks for each in questions_of(task.task)]
+    leaves = [(leaf, each.columns.domains) for each in questions for told in each.conditions for leaf in told.leaves()]
+    for text in dict.fromkeys(leaf.settled(domains[leaf.column]) for leaf, domains in leaves):
+        if text:
+            yield f"A condition says nothing: {text}."
 
 
 def _disclosures(study: Study) -> Iterator[str]:

@@ -19,12 +19,13 @@ from veilsum_coordinator.results.reproduction import one_thread
 from veilsum_node.errors import HostileInput, VeilsumError, raising
 from veilsum_node.phrases import counted
 from veilsum_node.process.imports import networks_may_be_missing
-from veilsum_privacy.results.proof_check import CheckedStudy, ReleaseChecker, check_study, read_proof
+from veilsum_privacy.results.proof_check import CheckedStudy, ReleaseChecker, as_former, check_study, read_proof
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, StudyProof, read_entries
 from veilsum_privacy.results.release_check import CheckedRelease, ProofFault, part
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files, study_fields
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks import check_former
 from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_proto import SOFTWARE
 
@@ -268,8 +269,14 @@ def verify_result(
     with part(STUDY_FILE):
         proof = StudyProof.parse(read(STUDY_FILE))
     checked = check_study(proof, authority)
-    releases = _Opened(checked, entries, read)
     software = manifest.get("software")
+    try:
+        with part(STUDY_FILE, "This version cannot repeat it:"):
+            check_former(declaration.task for declaration in checked.study.tasks)
+    except ProofFault as fault:
+        signed = list(_Opened(as_former(checked, entries, read), entries, read))
+        raise RepetitionFault(fault, software, len(signed)) from fault
+    releases = _Opened(checked, entries, read)
     with part(MANIFEST), releases.finished():
         result = load_result(directory)
     if ARRAYS in manifest["files"]:

@@ -17,7 +17,7 @@ from veilsum import replay, verification
 from veilsum.verification import RepetitionFault, verify_result
 from veilsum_node.canonical import canonical
 from veilsum_privacy.results.release_check import ProofFault
-from veilsum_privacy.results.result import MANIFEST
+from veilsum_privacy.results.result import MANIFEST, load_result
 
 DATA = Path(__file__).parents[1] / "data" / "results" / "results-0.2.tar.gz"
 """Written by the code of 0.2.0 (commit 0080f6a4), with the proofs that its coordinator gave out and the
@@ -90,10 +90,33 @@ def test_results_of_protocol_5_are_proven(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", FORMER)
-def test_a_result_of_a_former_task_names_the_version_that_proves_it(results: dict[str, Path], method: str) -> None:
-    with pytest.raises(ProofFault, match=r"was removed after version 0\.2") as caught:
-        verify_result(results[method], authority(results))
+def test_what_was_signed_of_a_former_task_holds_and_the_version_that_repeats_it_is_named(
+    results: dict[str, Path], method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And where it does not hold, that is another fault: a sum, consent or receipt that was changed."""
+    directory = results[method]
+    assert load_result(directory).method == method
+    with pytest.raises(RepetitionFault, match=r"was removed after version 0\.2") as caught:
+        verify_result(directory, authority(results))
     assert repr(FORMER[method]) in caught.value.advice
+    rounds = sorted((directory / "proof").glob("round-*.json"))
+    assert caught.value.releases == len(rounds)
+    code, out, _ = veilsum(capsys, "study", "verify", directory, "--authority", directory.parent / "authority.pem", "--json")
+    assert (code, json.loads(out)["signatures"]) == (3, "hold")
+    for part, change in (
+        ("keys", lambda text: "0" * len(text)),
+        ("values", lambda text: text[:-4] + ("AAAA" if text[-4:] != "AAAA" else "BBBB")),
+        ("consents", lambda items: items[::-1]),
+        ("receipts", lambda items: items[::-1]),
+    ):
+        kept = rounds[-1].read_bytes()
+        content = json.loads(kept)
+        content[part] = change(content[part])
+        rounds[-1].write_bytes(canonical(content))
+        with pytest.raises(ProofFault) as found:
+            verify_result(directory, authority(results))
+        assert not isinstance(found.value, RepetitionFault), part
+        rounds[-1].write_bytes(kept)
 
 
 def test_a_true_result_of_another_version_is_not_called_forged(

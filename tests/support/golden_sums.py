@@ -45,7 +45,7 @@ COUNTED = frozenset({
 CURVE = {"event": "end", "censored": ("alive",), "edges": (0.0, 20.0, 40.0, 60.0)}
 ASKED: Mapping[str, Mapping[str, Any]] = {
     "count": {"kind": "count", "over": ("sex",), "by": ("arm",)},
-    "all": {"kind": "count", "where": "age >= 50 and not (arm in ('b', 'c')) or stay is missing"},
+    "all": {"kind": "count", "where": "age >= 50 and (arm is missing or arm not in ('b', 'c')) or stay is missing"},
     "level": {"kind": "count", "over": ("sex", "old"), "missing": "level"},
     "histogram": {"kind": "histogram", "over": ("age",), "edges": (40.0, 60.0, 80.0), "missing": "level"},
     "quantiles": {"kind": "quantiles", "over": ("stay",), "by": ("sex",), "edges": (10.0, 20.0, 30.0), "at": (0.5,)},
@@ -59,7 +59,9 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
     "missing": {"kind": "missing", "over": ("age", "sex", "end", "old"), "by": ("arm",)},
     "survival": {"kind": "survival", "over": ("stay",), "by": ("arm",), "at": (0.5,), **CURVE},
     "logrank": {"kind": "logrank", "over": ("stay",), "by": ("sex",), "missing": "level", **CURVE},
-    "area": {"kind": "discrimination", "over": ("age",), "outcome": "end = 'died' or age > 70"},
+    "area": {
+        "kind": "discrimination", "over": ("age",), "outcome": "end = 'died' or age > 70", "where": "end is not missing",
+    },
     "concordance": {"kind": "discrimination", "over": ("old",), "by": ("sex",), "outcome": "stay", **CURVE},
     "risk": {"kind": "effect", "over": ("odds",), "by": ("sex",), "outcome": "end = 'died'", "missing": "level"},
     "effect": {"kind": "effect", "over": ("odds",), "by": ("sex",), "outcome": "stay", "where": "arm != 'a'"},

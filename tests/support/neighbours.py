@@ -146,7 +146,7 @@ class _Tables(Neighbours):
     def settings(self) -> tuple[Setting, ...]:
         asked = (
             {"name": "ages", "kind": "histogram", "over": ("n0",), "edges": (0.25, 0.5), "by": ("k0",), "missing": "level"},
-            {"name": "old", "kind": "count", "over": ("k1",), "where": "n0 >= 0.5 and not (k0 = 'b')"},
+            {"name": "old", "kind": "count", "over": ("k1",), "where": "n0 >= 0.5 and (k0 is missing or not (k0 = 'b'))"},
             {"name": "label", "kind": "independence", "over": ("y", "k0")},
             {"name": "cut", "kind": "count", "over": ("n1-cut",), "where": "n0 > 0.25 or n1 is missing"},
         )

@@ -149,6 +149,40 @@ def test_the_unit_is_passed_on(tmp_path: Path) -> None:
         compiled(asked)
 
 
+def test_conditions_that_the_bounds_decide_are_named(tmp_path: Path) -> None:
+    """Where they are a part of a condition, of an outcome or of a derived number."""
+    request(tmp_path)
+    path = tmp_path / "study.toml"
+    asked = """
+    [[query]]
+    kind = "count"
+    where = "age > 100 or sex = 'f' and age != 30"
+    [[query]]
+    kind = "linear"
+    over = ["sex"]
+    outcome = "age < 200"
+    [[query]]
+    kind = "mean"
+    over = "old"
+    [derive.old]
+    number = "3 * (age >= 10) * (sex in ('m'))"
+    low = 0
+    high = 3
+    """
+    path.write_text(path.read_text() + asked)
+    told = [note for note in notes(compiled(load_study_request(path)), 100) if "condition" in note]
+    since = ", since 'age' lies from 20 to 100."
+    assert told == [
+        f"A condition says nothing: 'age > 100' holds for none{since}",
+        f"A condition says nothing: 'age >= 10' holds for every value{since}",
+        f"A condition says nothing: 'age < 200' holds for every value{since}",
+    ]
+    path.write_text(path.read_text().replace("age > 100 or sex = 'f' and age != 30", "age > 100"))
+    with pytest.raises(ConfigurationError, match="no record can meet 'age > 100'") as refused:
+        compiled(load_study_request(path))
+    assert refused.value.advice == f"'age > 100' holds for none{since}"
+
+
 def test_where_a_person_may_have_several_rows_the_unit_is_the_person(tmp_path: Path) -> None:
     plain = request(tmp_path)
     assert plain.data is not None

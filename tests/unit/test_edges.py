@@ -16,7 +16,9 @@ import pytest
 from support.edges import DATA, typical
 from support.questions import QUESTIONS, answer, bounded, figures, truths
 from veilsum.exports import records_csv, tables_of
+from veilsum.forecasts import read_figures
 from veilsum.papers import paper_tables
+from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.queries.base import FIELDS
 
 RECORDS = typical()
@@ -122,6 +124,27 @@ def test_the_whole_matrix(question: str, caplog: pytest.LogCaptureFixture) -> No
             summary = check(question, name, epsilon, caplog)
             if name != "more than max_records":
                 agrees(question, name, summary, epsilon)
+
+
+NO_LENGTH = re.compile(r"(mean|correlation|observed|log_loss|auc)$|^/effect/.*value$|count|missing|records|predicted|cohort")
+"""Figures that may be certain: numbers of the records that there are, means of numbers that do not vary, the correlation of
+a column with its multiple, and an area where all records have one score."""
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "question",
+    ["statistics", "difference of risk", "evaluation of a hazard", "evaluation of a number", "evaluation of two classes"],
+)
+def test_without_noise_no_interval_is_without_length(question: str) -> None:
+    """What so few records did not show another sample may."""
+    for name in DATA:
+        with np.errstate(all="ignore"):
+            summary = answer(QUESTIONS[question], name, DATA[name](RECORDS), None).summary
+        for path, figure in figures(json.loads(json.dumps(summary))):
+            if NO_LENGTH.search(path) or "value" not in figure or None in (figure["low"], figure["high"]):
+                continue
+            assert figure["high"] - figure["low"] > 1e-7 * max(1.0, abs(figure["value"])), (name, path, figure)
 
 
 def terms(question: str, frame: pd.DataFrame, epsilon: float | None = None) -> dict[str, dict[str, Any]]:
@@ -259,7 +282,7 @@ def renamed(value: Any, name: str, key: str) -> Any:
     return re.sub(r"\barm\b", name, value) if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("name", ["unit", "of", "time"])
+@pytest.mark.parametrize("name", ["unit", "of", "time", "number", "per", "term", "measure", "ratio", "waist_ratio", "log"])
 def test_no_columns_name_takes_the_place_of_what_a_row_tells(name: str) -> None:
     """A ward's unit, say, by which patients are grouped: its levels stand beside the unit of the number."""
     question, frame = QUESTIONS["statistics"], DATA["typical"](RECORDS)
@@ -279,7 +302,19 @@ def test_no_columns_name_takes_the_place_of_what_a_row_tells(name: str) -> None:
     )
     own = question._replace(schema=schema, asked=renamed(dict(question.asked), name, name))
     found = answer(own, "typical", frame.rename(columns={"arm": name}), None).summary
-    assert found == renamed(dict(usual), name, f"{name} (column)")
+    key = name if name == "waist_ratio" else f"{name} (column)"
+    assert found == renamed(dict(usual), name, key)
+    result, as_before = (Result("statistics", dict(each)) for each in (found, usual))
+    seen, before = read_figures(result), read_figures(as_before)
+    told = [each.quantity.replace(" (column)", "") for each in seen.values()]
+    assert told == [renamed(each.quantity, name, key) for each in before.values()]
+    assert [(each.value, each.half, each.rank, each.main) for each in seen.values()] == [
+        (each.value, each.half, each.rank, each.main) for each in before.values()
+    ]
+    tables, others = (paper_tables(tables_of(each), None) for each in (result, as_before))
+    assert [[line.cells for line in table.lines] for table in tables.values()] == [
+        [line.cells for line in table.lines] for table in others.values()
+    ]
 
 
 def test_a_category_called_missing_is_told_from_values_that_are() -> None:

@@ -16,6 +16,7 @@ import statsmodels.formula.api as smf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lifelines import CoxPHFitter
+from scipy.stats import norm, t
 
 import veilsum
 from support.studies import agreed, demand, split_records
@@ -449,6 +450,18 @@ def test_a_term_that_is_not_estimable_is_nan_and_named() -> None:
         fit.predict(pd.DataFrame({"age": [1.0]}))
     with pytest.raises(Misuse, match="alpha"):
         fit.conf_int(0.0)
+
+
+@pytest.mark.parametrize(("degrees", "alpha"), [(3, 0.1), (3, 0.01), (12, 0.2), (5, 0.05)])
+def test_intervals_of_few_exact_records_are_students_at_each_level(degrees: int, alpha: float) -> None:
+    def fit(noise: float) -> Fitted:
+        half = t.ppf(0.975, degrees) * 0.4
+        told = {"value": 0.3, "noise_error": noise, "sampling_error": 0.4, "low": 0.3 - half, "high": 0.3 + half}
+        return Fitted([{"term": "age", "per": "", "p_value": 0.5, "coefficient": told}], None, {})
+
+    assert list(fit(0.0).conf_int(alpha).loc["age"]) == pytest.approx(t.interval(1 - alpha, degrees, 0.3, 0.4))
+    ratio = norm.ppf(1 - alpha / 2) / norm.ppf(0.975)
+    assert fit(0.1).conf_int(alpha).loc["age", 1] == pytest.approx(0.3 + ratio * t.ppf(0.975, degrees) * 0.4)
 
 
 def test_a_summary_prints_numbers_as_statsmodels_does() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import re
+import string
+import unicodedata
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +18,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
 from pylatexenc.latex2text import LatexNodes2Text
+from pylatexenc.latexwalker import LatexWalker
 from scipy.stats import chi2
 
 import veilsum
 from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, p_text, paper_tables, ratio_text
 from veilsum.pictures import Drawn, draw
+from veilsum.texts import escaped_tex
 from veilsum_node.errors import Misuse
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -153,14 +157,89 @@ def html_cells(text: str) -> list[list[str]]:
     return [[cell.text_content() for cell in row.iter("td", "th")] for row in table.iter("tr")]
 
 
+def untexed(text: str) -> str:
+    """What a text in TeX shows, by a parser of its own; indices on the line."""
+    return plainly(LatexNodes2Text(math_mode="text", strict_latex_spaces=True).latex_to_text(text).replace("ˆ", "^"))
+
+
+def plainly(text: str) -> str:
+    """A text without what two ways of writing it differ in: widths, indices, dashes and quotes."""
+    for signs, one in (("[-‐–—−]+", "-"), ("[‘’`']", "'"), ("[“”]|''", '"'), ("ϕ", "φ"), ("ϵ", "ε"), ("∆", "Δ"), ("…", "...")):
+        text = re.sub(signs, one, unicodedata.normalize("NFKC", text))
+    return " ".join(text.split())
+
+
+SIGNS = "±×÷·≤≥≠≈≡∞∝→←↔∂∫∈∑∏µαβγδεζηθικλμνξπρςστυφχψωΓΔΘΛΞΠΣΥΦΨΩ°−–—…†€¢‰®™¥«»‹›„‚đĐðÐþÞŋŊ⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺₀₁₂₃₄₅₆₇₈₉"
+ACCENTS = set("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327\u0323\u0331\u0328")  # of LaTeX and T1
+LATIN = (
+    "".join(
+        letter
+        for letter in map(chr, [*range(0xC0, 0x180), *range(0x1E00, 0x1F00)])
+        if (parts := unicodedata.normalize("NFD", letter))[0].isascii() and {*parts[1:]} <= ACCENTS
+    )
+    + "ßæÆœŒøØłŁı"
+)
+KNOWN = st.text(
+    st.sampled_from(string.digits + string.ascii_letters + string.punctuation + " \t\n" + SIGNS + LATIN), max_size=20
+)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(KNOWN)
+@example(r"100% a_b & $5 #1 {x} ~ ^ \ <0.1 | >99.9")
+@example("kg/m² ≥ 5 µmol/L x̄ ± 1, 10⁻⁹/L")
+@example("Müller-Łukasz naïve Ångström İıịĵ")
+@example("--- ''' ,, ?` !` ``")
+def test_signs_of_tables_are_ones_that_pdflatex_knows(text: str) -> None:
+    """Without a package of signs pdfLaTeX stops at each that is not ASCII, but for some of Latin letters."""
+    told = escaped_tex(text)
+    assert told.isascii()
+    assert told.isprintable() | (not told)
+    LatexWalker(told, tolerant_parsing=False).get_latex_nodes()
+    assert re.search(r"(?<!\\)[&%#_]", told) is None
+    assert untexed(told) == plainly(text)
+
+
+def test_a_table_of_latex_says_what_it_needs() -> None:
+    def head(cell: str) -> str:
+        return "".join(line for line in PaperTable("T", ("", cell), ()).to_latex().splitlines(True) if line[0] == "%")
+
+    assert head("n ≥ 5 µg, Müller") == "% Needs \\usepackage{booktabs}.\n"
+    assert "[T1]{fontenc}" in head("ą")
+    assert "[T1]{fontenc}" in head("„")
+    assert "{textcomp}" in head("5 €")
+    assert re.findall("[^\x00-\x7f]", head("й中文 é")) == ["й", "中", "文"]
+    assert "XeLaTeX" in head("й")
+    table = PaperTable("T", ("a", "b"), (Line("[0, 10)", ("1",)), Line("*", ("2",), 1)))
+    assert "\n{[}0, 10) & 1 \\\\\n\\quad {*} & 2 \\\\\n" in table.to_latex()
+    assert r"1$\frac{1}{2}$" in PaperTable("1½", ("a",), ()).to_latex()
+    assert escaped_tex("a\u200b\x07b") == "ab"
+    assert escaped_tex("‡£§¶©") == r"\ddag{}\pounds{}\S{}\P{}\copyright{}"
+
+
+def test_what_is_rare_is_not_printed_as_none() -> None:
+    def row(level: str, count: float, share: float) -> dict[str, Any]:
+        return {"icd": level, "count": {"value": count}, "share": {"value": share}}
+
+    total = 12_003.0
+    counts = {"rare": 3.0, "none": 0.0, "noise": 0.3, "most": total - 3.3}
+    (table,) = paper_tables({"one.icd": [row(level, count, count / total) for level, count in counts.items()]}, None).values()
+    assert {line.name: line.cells[0] for line in table.lines[1:]} == {
+        "rare": "3 (<0.1)", "none": "0 (0.0)", "noise": "0 (0.0)", "most": "12,000 (>99.9)",
+    }  # fmt: skip
+    curve = {"value": 0.99976, "low": 0.9992, "high": 1.0}
+    rows = [{"figure": "survival", "time": 1.0, "unit": "y", "value": curve}]
+    (survival,) = paper_tables({"curve": rows}, None).values()
+    assert survival.lines[0].cells == ("99.976 (99.920 to 100.000)",)
+
+
 def test_every_form_has_every_cell(described: Any) -> None:
     for table in described.papers().values():
         assert word_cells(table.to_docx()) == cells_of(table)
         assert html_cells(table.to_html()) == cells_of(table)
         assert all(cell in table.text for row in cells_of(table) for cell in row)
-        shown = LatexNodes2Text(math_mode="text", keep_comments=True).latex_to_text(table.to_latex())
-        plain = " ".join(shown.split())
-        assert all(" ".join(cell.split()) in plain for row in cells_of(table) for cell in row if "—" not in cell)
+        plain = untexed(table.to_latex())
+        assert all(plainly(cell) in plain for row in cells_of(table) for cell in row)
 
 
 ODD = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12) | st.sampled_from(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sqlite3
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -21,6 +23,7 @@ from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, ex
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.mechanism.persons import join_records
+from veilsum_privacy.mechanism.rows import symbols
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -28,6 +31,7 @@ from veilsum_privacy.tasks.queries.arithmetic import evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.cells import LevelCells, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import parse_condition
 from veilsum_privacy.tasks.queries.kinds import build_question, build_questions
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, interval_names
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
 from veilsum_privacy.tasks.tables import Tables, TablesParameters
@@ -109,7 +113,11 @@ def test_columns_side_by_side_are_the_columns() -> None:
         ("age > 65", [False, False, False, True]),
         ("age = 65", [True, False, False, False]),
         ("age != 65", [False, True, False, True]),
-        ("not (age >= 65)", [False, True, True, False]),
+        ("not (age >= 65)", [False, True, False, False]),
+        ("not (age != 65)", [True, False, False, False]),
+        ("not (not (age >= 65))", [True, False, False, True]),
+        ("not (age >= 65) or sex = 'f'", [True, True, True, False]),
+        ("not (age >= 65 and sex = 'm')", [True, True, True, False]),
         ("age is missing", [False, False, True, False]),
         ("age is not missing and sex = 'm'", [False, True, False, False]),
         ("sex in ('f')", [True, False, True, False]),
@@ -129,6 +137,77 @@ def test_a_condition_holds_where_it_says(text: str, expected: list[bool]) -> Non
     condition = parse_condition(text, COLUMNS.domains)
     said = computed(lambda record: condition.holds(COLUMNS.cells(record)), records)
     assert said.tolist() == condition.holds(cells_of(COLUMNS, records, COLUMNS.domains)).tolist() == expected
+
+
+TOGETHER = list(product([None, 20.0, 50.0, 65.0, 90.0], [None, 3.0, 60.0], (-1, 0, 1), (0, 2), (-1, 1), (-1, 0, 1)))
+COMPARISONS = st.sampled_from(
+    ["age >= 65", "age != 65", "age in (20, 65)", "age not in (50)", "age is missing", "age is not missing", "stay < 7",
+     "sex = 'f'", "sex <> 'f'", "sex not in ('f')", "sex is missing", "dx != 'I21'", "status = 'relapse'", "icu = 'yes'",
+     "age_group = '40 to 65'", "age_group is missing"]
+)  # fmt: skip
+NESTED = st.recursive(
+    COMPARISONS,
+    lambda inner: (
+        inner.map(lambda one: f"not ({one})")
+        | st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(lambda parts: f"({parts[0]}) {parts[1]} ({parts[2]})")
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def in_sqlite() -> Iterator[sqlite3.Connection]:
+    """The records of TOGETHER as a table."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.execute("create table r (age, stay, sex, dx, status, icu, age_group)")
+        for age, stay, *codes in TOGETHER:
+            levels = (("f", "m"), ("I21", "I50", "J18"), ("alive", "relapse", "died"), ("no", "yes"))
+            names = [own[code] if code >= 0 else None for own, code in zip(levels, codes, strict=True)]
+            group = None if age is None else "20 to 40" if age < 40 else "40 to 65" if age < 65 else "65 to 90"
+            database.execute("insert into r values (?, ?, ?, ?, ?, ?, ?)", (age, stay, *names, group))
+        yield database
+
+
+@given(NESTED)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_what_is_missing_is_neither_true_nor_false_as_in_sql(in_sqlite: sqlite3.Connection, text: str) -> None:
+    """In a condition, in an event that is explained, and in a number that is derived."""
+    asked = text.replace("is not missing", "is not null").replace("is missing", "is null")
+    sql = [value for (value,) in in_sqlite.execute(f"select {asked} from r order by rowid")]  # noqa: S608  of COMPARISONS
+    records, condition = records_of(TOGETHER), parse_condition(text, COLUMNS.domains)
+    columns = Columns(SCHEMA, [GROUP, DerivedColumn(name="number", number=f"2 * ({text})", low=0, high=2)])
+    question = build_question(Query(name="q", kind="linear", over=("later",), outcome=text), COLUMNS)
+    assert isinstance(question, LinearRegression)
+
+    def said(record: Record) -> Symbol:
+        cells, number = COLUMNS.cells(record), columns.cells(record)["number"]
+        assert isinstance(number, ScaledNumbers)
+        return joined(
+            condition.holds(cells), question.told(cells), number.present, symbols.where(number.present, number.x + 1.0, 0.0)
+        )
+
+    expected = [[value == 1, value is not None, value is not None, 2 * (value == 1)] for value in sql]
+    np.testing.assert_array_equal(computed(said, records), np.array(expected, dtype=float))
+    assert condition.holds(cells_of(COLUMNS, records, COLUMNS.domains)).tolist() == [value == 1 for value in sql]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("age > 100", "'age > 100' holds for none, since 'age' lies from 20 to 90"),
+        ("age > 10", "'age > 10' holds for every value, since 'age' lies from 20 to 90"),
+        ("age > 90", "'age > 90' holds for none, since 'age' lies from 20 to 90"),
+        ("age <= 90", "'age <= 90' holds for every value, since 'age' lies from 20 to 90"),
+        ("age in (30, 100)", "'age = 100' holds for none, since 'age' lies from 20 to 90"),
+        ("age != 19.5", "'age != 19.5' holds for every value, since 'age' lies from 20 to 90"),
+        ("sex in ('f', 'm')", "every category of 'sex' is among those that it names"),
+        ("age >= 90", ""), ("age < 20.001", ""), ("age = 20", ""), ("age is missing", ""), ("sex = 'f'", ""),
+        ("age_group != '20 to 40'", ""),
+    ],
+)  # fmt: skip
+def test_a_comparison_that_the_bounds_decide_is_named(text: str, said: str) -> None:
+    found = [leaf.settled(COLUMNS.domains[leaf.column]) for leaf in parse_condition(text, COLUMNS.domains).leaves()]
+    assert [each for each in found if each] == ([said] if said else [])
 
 
 @pytest.mark.parametrize(
@@ -347,10 +426,13 @@ MIDDLE = (50.0, 5.0, 0, 0, 0, 0)
 @pytest.mark.parametrize(
     ("conditions", "record"),
     [
-        (["sex is missing", "not (sex in ('f', 'm'))", "sex = 'f'"], (50.0, 5.0, -1, 0, 0, 0)),
-        (["icu is missing", "not (icu = 'yes')", "not (icu = 'no')"], (50.0, 5.0, 0, 0, 0, -1)),
-        (["age is missing", "not (age >= 65)", "not (age < 65)"], (None, 5.0, 0, 0, 0, 0)),
-        (["age_group is missing", "age is missing", "not (age_group = '20 to 40')"], (None, 5.0, 0, 0, 0, 0)),
+        (["sex is missing", "sex is missing or sex = 'm'", "sex = 'f'"], (50.0, 5.0, -1, 0, 0, 0)),
+        (["icu is missing", "icu is missing or icu != 'yes'", "icu is missing or icu != 'no'"], (50.0, 5.0, 0, 0, 0, -1)),
+        (["age is missing", "age is missing or not (age >= 65)", "age is missing or not (age < 65)"], (None, 5.0, 0, 0, 0, 0)),
+        (
+            ["age_group is missing", "age is missing", "age is missing or not (age_group = '20 to 40')"],
+            (None, 5.0, 0, 0, 0, 0),
+        ),
         (["age > 40", "age < 65"], MIDDLE),
         (["age > 49.9", "age < 50.1", "not (age <= 49.9)"], MIDDLE),
         (["age > 20", "age < 20.1"], (20.05, 5.0, 0, 0, 0, 0)),

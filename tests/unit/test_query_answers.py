@@ -118,7 +118,7 @@ def test_answers_without_noise_are_numpys() -> None:
     assert find(summary["missing"], column="age")["missing"]["value"] == np.isnan(age).sum()
     assert find(summary["curve"], arm="a", time=10)["value"]["value"] == pytest.approx(0.76, abs=0.1)
     tests = {row["test"] for key, rows in summary.items() if key.endswith(" tests") for row in rows}
-    assert tests == {"equal means (score)", "independence (chi-squared)", "log-rank", "all slopes are 0 (Wald)"}
+    assert tests == {"equal means (Welch)", "independence (chi-squared)", "log-rank", "all slopes are 0 (Wald)"}
     assert summary["queries"][0]["part_of"] == "one"
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ from veilsum_deploy.simulation.scores import Scores, guessed, overall, score, sp
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, SweptKey, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
 from veilsum_node.config import read_toml
-from veilsum_node.errors import ConfigurationError, Misuse, StateError
+from veilsum_node.errors import ConfigurationError, DataError, Misuse, StateError
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records
@@ -240,6 +241,37 @@ def test_the_mean_of_all_runs_has_the_guess_where_there_is_no_model() -> None:
         records[sweep.run_id("cell", other, seed)] = guess
     last = tabulate(sweep, plan_jobs(sweep), records)[1]
     assert (last.average, last.gain, last.figures, last.told) == (None, None, {}, 0)
+
+
+def test_a_domain_without_test_records_in_some_seed_takes_no_other_figure_with_it() -> None:
+    sweep = make_sweep("a=0,1", baseline="a=0", beside="none", seeds=3)
+    records = invented(sweep)
+    for cell in sweep.cells():
+        del records[sweep.run_id("cell", cell, 0)].accuracies["x"]
+        records[sweep.run_id("cell", cell, 1)].accuracies["z"] = 0.5
+    for row in tabulate(sweep, plan_jobs(sweep), records):
+        own = pd.DataFrame([records[sweep.run_id("cell", row.cell, seed)].accuracies for seed in range(3)])
+        assert row.domains == {name: pytest.approx(own[name].mean()) for name in "yxz"}
+        assert row.average is not None
+        assert (row.average.mean, row.average.runs) == (pytest.approx(own.mean(axis=1).mean()), 3)
+
+
+def test_a_domain_of_which_no_test_record_has_a_label_is_left_out(digits: Deal) -> None:
+    schema, test = digits.tests["digits"].schema, digits.tests["digits"]
+    records = test.records
+    nameless = Records(records.features, records.present, np.full(len(records), -1))
+    none = cast(TableWithSchema, SimpleNamespace(records=nameless, table=test.table))
+    both = replace(digits, tests={"nameless": none, "digits": test})
+    for found in (alone, pooled):
+        assert found(both, schema, lambda own: own) == found(digits, schema, lambda own: own)
+    assert guessed(both, schema) == guessed(digits, schema)
+    head = exact_head(pool([data.records for data in digits.training.values()]), schema)
+    linear = {"kind": "linear", "weights": "weights", "bias": "bias"}
+    said = {**application(schema), "head": linear, "classes": list(head.classes)}
+    result = Result("x", {}, {"weights": head.weights, "bias": head.bias}, said)
+    assert score(result, both, schema, None) == score(result, digits, schema, None)
+    with pytest.raises(DataError, match="No test record has a label"):
+        score(result, replace(digits, tests={"nameless": none}), schema, None)
 
 
 def test_the_csv_holds_the_markdowns_figures() -> None:

@@ -386,4 +386,6 @@ def _parameters(
 def _check_possible(question: QueryKind, columns: Columns) -> None:
     """Refuse a condition that no record can meet."""
     if question.condition is not None and not find_incidence([question], columns).patterns.any():
-        raise HostileInput(f"{question.what}: no record can meet {question.query.where!r}.", "Correct `where`.")
+        why = [text for leaf in question.condition.leaves() if (text := leaf.settled(columns.domains[leaf.column]))]
+        advice = f"{'; '.join(why)}." if why else "Correct `where`."
+        raise HostileInput(f"{question.what}: no record can meet {question.query.where!r}.", advice)

@@ -108,15 +108,14 @@ class Fitted:
         """
         if not 0.0 < alpha < 1.0:
             raise Misuse(f"alpha = {alpha} is not between 0 and 1.", "0.05 is an interval of 95%.")
-        from scipy.stats import norm
-
         with raising(ConfigurationError("Frames need pandas.", install_extra("notebook")), on=ImportError):
             import pandas as pd
-        ratio, ends = float(norm.ppf(1.0 - alpha / 2.0)) / Z95, []
+        ends = []
         for figure in self._figures:
             value = float(figure.get("value", math.nan))
             low, high = (math.inf * sign if figure.get(end, math.nan) is None else float(figure.get(end, math.nan))
                          for end, sign in (("low", -1), ("high", 1)))  # fmt: skip
+            ratio = _lengths(figure, low, high, alpha)
             ends.append((value - (value - low) * ratio, value + (high - value) * ratio))
         return pd.DataFrame(ends, index=self._names, columns=[0, 1])
 
@@ -238,6 +237,19 @@ def _number(value: float, width: int, digits: int) -> str:
     """With so many decimals, or as many significant digits where it is below 0.0001 or above 9999, as statsmodels has them."""
     plain = value == 0.0 or 1e-4 <= abs(value) < 1e4 or not math.isfinite(value)
     return f"{value:{width}.{digits}{'f' if plain else 'g'}}"
+
+
+def _lengths(figure: Mapping[str, Any], low: float, high: float, alpha: float) -> float:
+    """How many times as long as that of 95% the interval is: by Student's distribution where an exact figure's is."""
+    from scipy.optimize import brentq
+    from scipy.stats import norm, t
+
+    error = 0.0 if figure.get("noise_error") else figure.get("sampling_error") or 0.0
+    reach = (high - low) / 2.0 / error if error else Z95
+    if not Z95 * (1.0 + 1e-6) < reach < math.inf:
+        return float(norm.ppf(1.0 - alpha / 2.0)) / Z95
+    degrees = brentq(lambda freedom: t.ppf(0.975, freedom) - reach, 0.1, 1e8)
+    return float(t.ppf(1.0 - alpha / 2.0, degrees)) / reach
 
 
 def _two_sided(z: float) -> float:

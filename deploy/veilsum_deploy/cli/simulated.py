@@ -125,8 +125,9 @@ def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> Non
         if any(name in one.figures for one in scores):
             fields[words] = [number_text(one.figures[name]) for one in scores if name in one.figures]
     by_domain = [one.accuracies for one in scores if one.accuracies]
-    for domain in by_domain[0] if by_domain and len(by_domain[0]) > 1 else ():
-        fields[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
+    names = dict.fromkeys(domain for shares in by_domain for domain in shares)
+    for domain in names if len(names) > 1 else ():
+        fields[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain if domain in shares]
     print_fields(fields, title="Simulation", as_json=False)
     texts = {one.column: [text for text, _ in one.texts.most_common(3)] for one in outcome.cells}
     odd = [row | {"such as": texts[row["column"]]} for row in summary["cells"] if row["out of bounds"] or row["match nothing"]]

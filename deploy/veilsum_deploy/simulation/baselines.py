@@ -29,7 +29,18 @@ from veilsum_deploy.simulation.baseline_names import OF_RECORDS
 from veilsum_deploy.simulation.chunks import adds_up, for_many
 from veilsum_deploy.simulation.deal import Deal
 from veilsum_deploy.simulation.plain import run_plain
-from veilsum_deploy.simulation.scores import Encode, Kept, Scores, head_figures, labelled, mean_figures, score, scored
+from veilsum_deploy.simulation.scores import (
+    Encode,
+    Kept,
+    Scores,
+    head_figures,
+    labelled,
+    labelled_rows,
+    labelled_tests,
+    mean_figures,
+    score,
+    scored,
+)
 from veilsum_deploy.simulation.study import Beside, Program, SimulationDraft, compiled
 from veilsum_node.errors import DataError, HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
@@ -85,9 +96,10 @@ def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> Scores:
     """
     heads = {site: _head(encode(dataset.records), schema) for site, dataset in deal.training.items()}
     accuracies, figures = {}, []
-    for domain in deal.tests:
+    for domain in labelled_tests(deal):
         tests = [(heads[site], deal.own(domain, site)) for site in deal.sites_of(domain)]
-        own = [(head, encode(labelled(test.records))) for head, test in tests if test is not None]
+        told = [(head, labelled(test.records)) for head, test in tests if test is not None]
+        own = [(head, encode(records)) for head, records in told if len(records)]
         accuracies[domain] = statistics.fmean(head_accuracy(head, records, schema) for head, records in own)
         figures.append(mean_figures([head_figures(head, records, schema) for head, records in own]))
     return scored(deal, accuracies, mean_figures(figures))
@@ -96,7 +108,7 @@ def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> Scores:
 def pooled(deal: Deal, schema: DatasetSchema, encode: Encode) -> Scores:
     """The linear discriminant of all sites' records in one place, in the clear."""
     head = _head(encode(pool([dataset.records for dataset in deal.training.values()])), schema)
-    tests = {domain: encode(labelled(dataset.records)) for domain, dataset in deal.tests.items()}
+    tests = {domain: encode(labelled(dataset.records)) for domain, dataset in labelled_tests(deal).items()}
     accuracies = {domain: head_accuracy(head, records, schema) for domain, records in tests.items()}
     return scored(deal, accuracies, head_figures(head, pool(list(tests.values())), schema))
 
@@ -158,12 +170,13 @@ def _by_site(
 ) -> Beside:
     """Each site's model on the test records of its domain, or on all where it has none, averaged over sites."""
     shares, figures = {}, []
-    for domain in dealt.tests:
+    wanted = labelled_tests(dealt) if draft.schema.classes else dealt.tests
+    for domain in wanted:
         tests = {name: dealt.own(domain, name) for name in dealt.sites_of(domain) if name in by_site}
         parts = {
             name: replace(dealt, tests={domain: test}, home={domain: name}, owners={})
             for name, test in tests.items()
-            if test is not None
+            if test is not None and (not draft.schema.classes or labelled_rows(test.records).any())
         }
         told = [score(by_site[name], part, draft.schema, kept, draft.program) for name, part in parts.items()]
         if told and all(one.accuracies for one in told):
@@ -173,7 +186,7 @@ def _by_site(
     if not shares and not found:
         return Beside(Scores(), note=_NONE)
     note = f"of {len(by_site)} of {len(names)} sites" if len(by_site) < len(names) else ""
-    return Beside(scored(dealt, shares if len(shares) == len(dealt.tests) else {}, found), note=note)
+    return Beside(scored(dealt, shares if len(shares) == len(wanted) else {}, found), note=note)
 
 
 class CentralFederation(Federation):

@@ -112,7 +112,7 @@ def score(
         return model.scores(records, site=site, kept=own)
 
     scores, truth = dict[str, Floats](), dict[str, Integers]()
-    for domain, dataset in deal.tests.items():
+    for domain, dataset in labelled_tests(deal).items():
         records, found = dataset.records, np.empty((len(dataset.records), len(model.classes)))
         for site, rows in deal.parts(domain):
             found[rows] = of_records(records.take(rows), site)
@@ -127,7 +127,7 @@ def score(
 
 def guessed(deal: Deal, schema: DatasetSchema) -> Scores:
     """What is reached without a model: one class for every record, the most frequent of all test records; areas are a half."""
-    truth = {domain: _labels(dataset.records)[labelled_rows(dataset.records)] for domain, dataset in deal.tests.items()}
+    truth = {domain: _labels(labelled(dataset.records)) for domain, dataset in labelled_tests(deal).items()}
     counts = np.bincount(np.concatenate(list(truth.values())), minlength=len(schema.classes))
     most, share = int(counts.argmax()), float(counts.max() / counts.sum())
     accuracies = {domain: float(np.mean(own == most)) for domain, own in truth.items()}
@@ -173,30 +173,31 @@ def spread(accuracies: Mapping[str, float]) -> tuple[float, float]:
 
 def overall(accuracies: Mapping[str, float], deal: Deal) -> float:
     """Accuracy over all labelled test records: the domains' accuracies, weighted by their numbers of records."""
-    numbers = {domain: len(labelled(dataset.records)) for domain, dataset in deal.tests.items()}
+    numbers = {domain: len(labelled(deal.tests[domain].records)) for domain in accuracies}
     return math.fsum(accuracies[domain] * number for domain, number in numbers.items()) / sum(numbers.values())
 
 
 def labelled(records: Records) -> Records:
-    """The records that have a label.
-
-    Raises:
-        DataError: there is none.
-    """
+    """The records that have a label."""
     known = labelled_rows(records)
     return records if known.all() else records.take(known)
 
 
 def labelled_rows(records: Records) -> Bools:
-    """Which records (n,) have a label.
+    """Which records (n,) have a label."""
+    return _labels(records) >= 0
+
+
+def labelled_tests(deal: Deal) -> dict[str, TableWithSchema]:
+    """The test records of the domains of which some have a label.
 
     Raises:
         DataError: none has.
     """
-    known: Bools = _labels(records) >= 0
-    if not known.any():
+    found = {domain: dataset for domain, dataset in deal.tests.items() if labelled_rows(dataset.records).any()}
+    if not found:
         raise DataError("No test record has a label.", "Hold out more records.")
-    return known
+    return found
 
 
 def _labels(records: Records) -> Integers:

@@ -51,7 +51,7 @@ class SweepRow:
         kind: ``cell``, or the name of a baseline; ``left-out`` of the mean over cells that leave a domain out.
         cell: the combination; of a baseline only what it depends on.
         figures: of all test records, by their names in :data:`.scores.NAMES`.
-        domains: accuracy by domain.
+        domains: accuracy by domain, over the runs in which it has records to test on.
         average, spread: AVG and STD over domains (n in the denominator), means over all runs; None where no run could tell, or
             one is neither estimable nor a guess.
         gain, spread_gain: paired differences of AVG and STD to the baseline; None without one, or without a common seed. Where
@@ -176,9 +176,9 @@ def _of_all(values: Sequence[V | None]) -> list[V]:
 
 def _accuracies(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """A row's ``domains``, ``average`` and ``spread``."""
-    spreads = [spread(accuracies) for accuracies in runs]
+    spreads, names = [spread(accuracies) for accuracies in runs], dict.fromkeys(name for each in runs for name in each)
     return {
-        "domains": {name: statistics.fmean(each[name] for each in runs) for name in (runs[0] if runs else ())},
+        "domains": {name: statistics.fmean(each[name] for each in runs if name in each) for name in names},
         "average": estimate([mean for mean, _ in spreads]),
         "spread": estimate([std for _, std in spreads]),
     }

@@ -5,7 +5,7 @@ Each is loaded when it is first used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -51,17 +51,18 @@ TASKS: Registry[type[Task[Any]]] = Registry(
 """Every task by name."""
 
 
-def check_former(name: str) -> None:
+def check_former(names: Iterable[str]) -> None:
     """Refuse a task that there was.
 
     Raises:
         HostileInput: names the version that computes it.
     """
-    if name in FORMER:
-        raise HostileInput(
-            f"The task {name!r} was removed after version {FORMER[name].version}.",
-            f"Verify its results with that version; a study compiled anew has the task {FORMER[name].now!r} for it.",
-        )
+    for name in names:
+        if name in FORMER:
+            raise HostileInput(
+                f"The task {name!r} was removed after version {FORMER[name].version}.",
+                f"Verify its results with that version; a study compiled anew has the task {FORMER[name].now!r} for it.",
+            )
 
 
 def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) -> Task[Any]:
@@ -70,7 +71,7 @@ def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) 
     Raises:
         HostileInput: no such task, parameters that it does not accept, or a schema that it does not fit.
     """
-    check_former(name)
+    check_former([name])
     if name not in TASKS:
         raise HostileInput(f"No task is called {name!r}.", did_you_mean(name, TASKS))
     kind = TASKS[name]

@@ -4,6 +4,7 @@ A ciphertext's first word counts the cohort, its last two were tags. Everything 
 verifier computes it as every member did.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,6 +12,7 @@ from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.securesum.agreed import SummedStudy, SummedTask, TaskShape
 from veilsum_privacy.securesum.context import Assignment, context_fields
 from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
 from veilsum_privacy.securesum.roster import Roster
@@ -101,6 +103,37 @@ def choose_parameters(sums: list[tuple[int, int, Fraction]], participants: int) 
     except Misuse:
         return BFV_8192
     return BFV_4096 if small < large else BFV_8192
+
+
+@dataclass(frozen=True)
+class FormerStudy(SummedStudy):
+    """A study of which a task is no more: its sums are those that were released, whose signatures can be checked all the same.
+
+    Attributes:
+        sizes: of the sums, by label.
+    """
+
+    sizes: Mapping[str, int]
+
+    def task(self, label: str) -> SummedTask:
+        """One of its tasks, of the shape that its sum and its declaration say.
+
+        Raises:
+            HostileInput: there is none of that label, or no sum of it.
+        """
+        declared = next((each for each in self.study.tasks if each.label == label), None)
+        if declared is None or label not in self.sizes:
+            raise HostileInput("There is no task with that label, or no sum of it.")
+        size, rest = divmod(self.sizes[label], self.study.sites if declared.disclosure == "per-site" else 1)
+        if rest:
+            raise HostileInput("The sum has not a part for each site.")
+        largest = declared.grid * (1 if declared.derived else self.study.data.max_records)
+        return SummedTask(self, declared, TaskShape(size, declared.resolution or largest))
+
+    @property
+    def tasks(self) -> tuple[SummedTask, ...]:
+        """All of them, in the study's order."""
+        return tuple(self.task(declared.label) for declared in self.study.tasks)
 
 
 @dataclass(frozen=True)

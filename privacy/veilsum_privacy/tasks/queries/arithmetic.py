@@ -176,8 +176,8 @@ def _closing(lexemes: Sequence[Lexeme], opening: int, text: str) -> int:
 
 
 def evaluate_sum(terms: Sequence[Product], cells: Mapping[str, Cells], domains: Mapping[str, Domain]) -> ScaledNumbers:
-    """The value of an expression for a record, in its own unit, as ``x``; present where all its columns are, but those that
-    are filled, or that a condition asks whether they are missing.
+    """The value of an expression for a record, in its own unit, as ``x``; present where its numbers are, but those that are
+    filled, and where its conditions are true or false.
 
     Numbers are taken back to their units and rounded to 12 digits, so that what scaling did to the last bits does not show.
     """
@@ -196,8 +196,7 @@ def evaluate_sum(terms: Sequence[Product], cells: Mapping[str, Cells], domains: 
             product = product * values
         for condition in term.conditions:
             product = product * condition.holds(cells)
-            for name in sorted(condition.needed):
-                present = present & cells[name].present
+            present = present & condition.known(cells)
         total = total + product
     return ScaledNumbers(total, present)
 

@@ -40,11 +40,17 @@ FIELDS = frozenset((
 ))  # fmt: skip
 """What an answer's rows hold beside the levels of their groups."""
 
+OTHER_FIELDS = frozenset((
+    "class", "coefficient", "hazard_ratio", "levels", "log", "measure", "number", "odds_ratio", "per", "rate_ratio", "ratio",
+    "term",
+))  # fmt: skip
+"""What rows of other tables hold by which forecasts, papers and pictures tell what a row is."""
+
 MISSING, NO_VALUE = "missing", "no value"
 """What the level of missing values is called, and what where a category has that name."""
 
 IN_ROWS = " (column)"
-"""What follows the name of a column whose levels would stand in a row under the name of one of :data:`FIELDS`."""
+"""What follows the name of a column whose levels would stand in a row under the name of something else."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Axis:
     @property
     def key(self) -> str:
         """Under which a row of an answer has the level."""
-        return self.column + IN_ROWS if self.column in FIELDS else self.column
+        return self.column + IN_ROWS if self.column in FIELDS | OTHER_FIELDS else self.column
 
     def codes(self, cells: Mapping[str, Cells]) -> Value:
         """The cell of a record, -1 where it has none."""
@@ -261,6 +267,12 @@ class QueryKind(ABC):
             group = where(self.condition.holds(cells), group, -1)
         return self.values(cells, group).reshape(-1)
 
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All that a record may meet: of the query, its outcome and derived columns."""
+        event = getattr(self, "event", None)
+        return *(each for each in (self.condition, event) if each is not None), *self.columns.conditions
+
     # -- for kinds ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -327,6 +339,10 @@ class OutcomeKind(QueryKind):
     @property
     def explained(self) -> frozenset[str]:
         return frozenset({self.query.outcome}) if self.event is None else self.event.columns
+
+    def told(self, cells: Mapping[str, Cells]) -> Value:
+        """Whether a record has its outcome."""
+        return cells[self.query.outcome].present if self.event is None else self.event.known(cells)
 
 
 def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition | None]:

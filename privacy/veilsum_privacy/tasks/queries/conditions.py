@@ -1,9 +1,10 @@
 """Conditions on columns, as ``where`` of a query states them; they are never evaluated by Python.
 
 ``age >= 65 and dx in ('I21', 'I50') and not (icu = 'yes')``: comparisons of a column with a constant (``= != < <= > >=``),
-``in``, ``is missing``, ``and``, ``or``, ``not`` and parentheses. The logic has two values: a missing value fails every
-comparison, so that ``not (age >= 65)`` holds where the age is missing. Numbers are compared as scaled by the schema's bounds,
-and a constant is scaled in the same way: equal values stay equal.
+``in``, ``is missing``, ``and``, ``or``, ``not`` and parentheses. The logic has three values, as SQL's and R's: a comparison
+of a missing value is neither true nor false, nor is its opposite, so that neither ``age >= 65`` nor ``not (age >= 65)`` holds
+where the age is missing (Kleene 1952). Numbers are compared as scaled by the schema's bounds, and a constant is scaled in the
+same way: equal values stay equal.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from operator import and_, or_
 from typing import Literal
 
 import numpy as np
 
-from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Value, lookup
-from veilsum_privacy.tasks.queries.cells import Cells, Domain, LevelCells, LevelDomain, NumberDomain
+from veilsum_privacy.tasks.queries.cells import Cells, Domain, LevelCells, LevelDomain, NumberDomain, RecordCells
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH, Lexeme, lexemes_of, unquoted
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
@@ -34,29 +35,31 @@ _COMPARE: Mapping[str, Callable[[Value, float], Value]] = {
 
 
 class Condition(ABC):
-    """A condition; three forms of one truth: for records, for what is partly known, and where it changes."""
+    """A condition: where it is true, and where it is false; where a missing value leaves it open, it is neither."""
 
     @abstractmethod
-    def holds(self, cells: Mapping[str, Cells]) -> Value:
-        """Whether a record fulfils it; of arrays of cells an array."""
+    def truths(self, cells: Mapping[str, Cells]) -> tuple[Value, Value]:
+        """Whether it is true of a record, and whether it is false; of arrays of cells arrays.
 
-    @abstractmethod
-    def possible(self, cells: Mapping[str, Cells]) -> tuple[Bools, Bools]:
-        """Where it can hold, and where it can fail, if columns that are not given may have any value."""
+        Of a column that is not given a value may be anything: then a comparison can be both.
+        """
 
     @abstractmethod
     def leaves(self) -> Iterator[Leaf]:
         """Its comparisons."""
 
+    def holds(self, cells: Mapping[str, Cells]) -> Value:
+        """Whether it is true, or can be."""
+        return self.truths(cells)[0]
+
+    def known(self, cells: Mapping[str, Cells]) -> Value:
+        """Whether it is true or false."""
+        return or_(*self.truths(cells))
+
     @property
     def columns(self) -> frozenset[str]:
         """Columns that it reads."""
         return frozenset(leaf.column for leaf in self.leaves())
-
-    @property
-    def needed(self) -> frozenset[str]:
-        """Columns without a value of which it says nothing: all but those that it asks whether they are missing."""
-        return self.columns - {leaf.column for leaf in self.leaves() if leaf.missing and not leaf.implied}
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,6 @@ class Leaf(Condition):
         value: the constant, scaled.
         codes: levels that it holds for; empty for numbers.
         missing: whether it asks for a missing value.
-        implied: whether that is a part of another comparison, such as ``!=``, and not asked for by itself.
     """
 
     column: str
@@ -77,26 +79,38 @@ class Leaf(Condition):
     value: float = 0.0
     codes: frozenset[int] = frozenset()
     missing: bool = False
-    implied: bool = False
 
-    def holds(self, cells: Mapping[str, Cells]) -> Value:
+    def truths(self, cells: Mapping[str, Cells]) -> tuple[Value, Value]:
+        if self.column not in cells and not isinstance(cells, RecordCells):
+            anything = np.ones(max((len(item.present) for item in cells.values()), default=1), np.bool_)
+            return anything, anything
         found = cells[self.column]
         if self.missing:
-            return ~found.present
+            return ~found.present, found.present
         if isinstance(found, LevelCells):
             among = np.isin(np.arange(max(self.codes, default=0) + 1), sorted(self.codes))
-            return lookup(among, found.codes) & found.present
-        return found.present & _COMPARE[self.operator or "="](found.x, self.value)
-
-    def possible(self, cells: Mapping[str, Cells]) -> tuple[Bools, Bools]:
-        if self.column not in cells:
-            size = max((len(item.present) for item in cells.values()), default=1)
-            return np.ones(size, np.bool_), np.ones(size, np.bool_)
-        truth = self.holds(cells)
-        return truth, ~truth
+            truth = lookup(among, found.codes)
+        else:
+            truth = _COMPARE[self.operator or "="](found.x, self.value)
+        return found.present & truth, found.present & ~truth
 
     def leaves(self) -> Iterator[Leaf]:
         yield self
+
+    def settled(self, domain: Domain) -> str:
+        """What a comparison says whatever a value within the column's bounds is; "" where values differ."""
+        if self.missing:
+            return ""
+        if isinstance(domain, LevelDomain):
+            return f"every category of {self.column!r} is among those that it names" * (len(self.codes) == len(domain.levels))
+        ends = sorted({-1.0, 1.0, min(max(self.value, -1.0), 1.0)})
+        x = np.array([*ends, *(sum(pair) / 2.0 for pair in pairwise(ends))])
+        truth = _COMPARE[self.operator or "="](x, self.value)
+        if 0 < truth.sum() < len(x):
+            return ""
+        text = f"{self.column} {self.operator} {domain.value(self.value):g}"
+        bounds = f"{self.column!r} lies from {domain.low:g} to {domain.high:g}"
+        return f"{text!r} holds for {'every value' if truth.any() else 'none'}, since {bounds}"
 
 
 @dataclass(frozen=True)
@@ -106,15 +120,10 @@ class Both(Condition):
     parts: tuple[Condition, ...]
     any_of: bool = False
 
-    def holds(self, cells: Mapping[str, Cells]) -> Value:
-        truths = [part.holds(cells) for part in self.parts]
-        return reduce(or_ if self.any_of else and_, truths)
-
-    def possible(self, cells: Mapping[str, Cells]) -> tuple[Bools, Bools]:
-        true, false = zip(*(part.possible(cells) for part in self.parts), strict=True)
-        if self.any_of:
-            return np.logical_or.reduce(true), np.logical_and.reduce(false)
-        return np.logical_and.reduce(true), np.logical_or.reduce(false)
+    def truths(self, cells: Mapping[str, Cells]) -> tuple[Value, Value]:
+        true, false = zip(*(part.truths(cells) for part in self.parts), strict=True)
+        one, other = (or_, and_) if self.any_of else (and_, or_)
+        return reduce(one, true), reduce(other, false)
 
     def leaves(self) -> Iterator[Leaf]:
         for part in self.parts:
@@ -127,11 +136,8 @@ class Not(Condition):
 
     part: Condition
 
-    def holds(self, cells: Mapping[str, Cells]) -> Value:
-        return ~self.part.holds(cells)
-
-    def possible(self, cells: Mapping[str, Cells]) -> tuple[Bools, Bools]:
-        true, false = self.part.possible(cells)
+    def truths(self, cells: Mapping[str, Cells]) -> tuple[Value, Value]:
+        true, false = self.part.truths(cells)
         return false, true
 
     def leaves(self) -> Iterator[Leaf]:
@@ -203,7 +209,7 @@ class _Parser:
         negated = self._take_word("not")
         if self._take_word("in"):
             found = self._membership(name, domain)
-            return _given_and_not(name, found) if negated else found
+            return Not(found) if negated else found
         lexeme = self._take("a comparison")
         sign = {"==": "=", "<>": "!="}.get(lexeme.text, lexeme.text)
         if negated or lexeme.kind != "sign" or sign not in _COMPARE:
@@ -218,7 +224,7 @@ class _Parser:
         if sign not in ("=", "!="):
             raise self._wrong(lexeme, f"= or != or in: {name!r} has categories, which have no order", after=True)
         leaf = Leaf(name, codes=frozenset([self._level(name, domain)]))
-        return leaf if sign == "=" else _given_and_not(name, leaf)
+        return leaf if sign == "=" else Not(leaf)
 
     def _membership(self, name: str, domain: Domain) -> Condition:
         self._want_sign("(")
@@ -292,8 +298,3 @@ class _Parser:
     def _wrong(self, lexeme: Lexeme, wanted: str, *, after: bool = False) -> HostileInput:
         there = "its end" if lexeme.kind == "end" else f"character {lexeme.place + 1} ({lexeme.text!r})"
         return HostileInput(f"{self._text!r}: at {there} {wanted} is expected{' before it' if after else ''}.")
-
-
-def _given_and_not(name: str, condition: Condition) -> Condition:
-    """A value that is there, and another one: missing values fail ``!=`` and ``not in`` as they fail every comparison."""
-    return Both((Not(Leaf(name, missing=True, implied=True)), Not(condition)))

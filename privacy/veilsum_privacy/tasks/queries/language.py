@@ -39,6 +39,7 @@ from veilsum_privacy.tasks.queries.cells import (
     number_cells,
     within_bounds,
 )
+from veilsum_privacy.tasks.queries.conditions import Condition
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 
 MAX_QUERIES = 512
@@ -238,6 +239,11 @@ class Columns:
         if terms is None:
             return frozenset([name])
         return frozenset().union(*(self.origins(source) for term in terms for source in term.sources))
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Those that derived numbers are made of."""
+        return tuple(each for terms in self._sums.values() for term in terms for each in term.conditions)
 
     def cuts(self, name: str) -> tuple[float, ...]:
         """Where, on its source, a column cut into levels changes; empty for others."""

@@ -173,7 +173,7 @@ class _Component:
             cells: dict[str, Cells] = {name: values}
             self._add_derived(cells)
             conditions = [question.condition for question in self._questions]
-            truths = [condition.possible(cells)[0] for condition in conditions if condition is not None]
+            truths = [condition.holds(cells) for condition in conditions if condition is not None]
             rows = _maximal(np.unique(np.stack(truths, axis=1), axis=0))
             if rows.sum(axis=1).max() < best.sum(axis=1).max():
                 best = rows

@@ -1,8 +1,6 @@
 """How well a score ranks an event, or the time to one."""
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
-from operator import and_
 from typing import ClassVar
 
 import numpy as np
@@ -75,8 +73,7 @@ class Discrimination(CellKind, OutcomeKind):
         """What happened to a record; -1 where that is missing."""
         if self.event is None:
             return symbol(-1) if self.times is None else self.times.cell(cells, symbol(0))
-        known = reduce(and_, (cells[name].present for name in sorted(self.event.columns)))
-        return where(known, whole(self.event.holds(cells)), -1)
+        return where(self.event.known(cells), whole(self.event.holds(cells)), -1)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

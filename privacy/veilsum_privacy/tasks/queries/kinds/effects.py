@@ -57,9 +57,7 @@ class Effect(OutcomeKind):
 
     def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         odds = number_cells(cells, self.query.over[0])
-        known = (group >= 0) & odds.present
-        for name in self.explained:
-            known = known & cells[name].present
+        known = (group >= 0) & odds.present & self.told(cells)
         log_odds = self.odds.low + (odds.x + 1.0) * self.odds.half
         against = clip(where(group == 1, -log_odds, log_odds), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
         w = minimum((1.0 + exp(against)) / self.largest, 1.0)
@@ -82,7 +80,7 @@ class Effect(OutcomeKind):
             squares = float(one), float(linear), float(square)
             stds = part.std("sums"), part.std("squares")
             arms.append(WeightedSums(float(weights), float(outcomes), squares, *stds, self.largest))
-        means = [arm.mean() for arm in arms]
+        means = [arm.mean(share=self.event is not None) for arm in arms]
         levels = [group[name] for group in self.group_levels()]
         least = min((arm.effective() or 0.0 for arm in arms), default=0.0)
         for level, arm, mean in zip(levels, arms, means, strict=True):

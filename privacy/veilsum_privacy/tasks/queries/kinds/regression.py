@@ -91,8 +91,7 @@ class LinearRegression(OutcomeKind):
                 number = number_cells(cells, name)
                 z.append(number.x)
                 known = known & number.present
-        for name in self.explained:
-            known = known & cells[name].present
+        known = known & self.told(cells)
         if self.event is None:
             outcome = number_cells(cells, self.query.outcome).x
         else:

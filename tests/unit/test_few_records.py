@@ -1,0 +1,305 @@
+"""Figures of few records without noise: their intervals are those of scipy, statsmodels and lifelines, and none has no length
+where records could not have shown another value."""
+
+from __future__ import annotations
+
+import lifelines
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from scipy import stats
+from statsmodels.stats.contingency_tables import Table2x2
+from statsmodels.stats.oneway import anova_oneway
+
+from veilsum_aggregation import group_means, quantiles, ratios, survival, tables
+from veilsum_aggregation.concordance import area, concordance
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
+from veilsum_aggregation.group_means import NumberSums
+from veilsum_aggregation.regression import LinearFit
+from veilsum_aggregation.survival import SurvivalCounts, SurvivalCurve
+from veilsum_aggregation.weighted_means import WeightedSums, difference, ratio
+
+SHIFT = 0.7
+
+
+def exact_sums(x: np.ndarray) -> NumberSums:
+    return NumberSums(len(x), float(x.sum()), float((x * x - SHIFT).sum()), SHIFT, 0.0, 0.0, 0.0)
+
+
+def figure(answer: Answer) -> Figure:
+    assert isinstance(answer, Figure), answer
+    return answer
+
+
+def as_test(found: Test | NotEstimable) -> Test:
+    assert isinstance(found, Test), found
+    return found
+
+
+# -- quantiles ------------------------------------------------------------------------------------------------------------
+
+
+def quantile(values: np.ndarray, q: float, edges: np.ndarray) -> Figure:
+    column = quantiles.toeplitz_column(len(edges) - 1)
+    released = np.linalg.solve(quantiles.prefix_matrix(column), np.cumsum(np.histogram(values, edges)[0]))
+    return figure(quantiles.quantiles(released, column, 0.0, edges.tolist(), [q])[0])
+
+
+@pytest.mark.parametrize("records", [1, 2, 5, 6, 9, 17, 60, 1000, 100_000])
+@pytest.mark.parametrize("q", [0.02, 0.25, 0.5, 0.9])
+def test_a_quantile_has_the_interval_of_the_order_statistics(records: int, q: float) -> None:
+    """Each value lies in an interval of its own, or in one of 400 of a large sample: the ends are the edges about scipy's."""
+    rng = np.random.default_rng(records)
+    values = np.sort(rng.uniform(0.01, 0.99, records))
+    inner = (values[1:] + values[:-1]) / 2.0 if records < 400 else np.linspace(0.0, 1.0, 401)[1:-1]
+    edges = np.array([0.0, *inner, 1.0])
+    found = quantile(values, q, edges)
+    expected = stats.quantile_test(values, p=q).confidence_interval(0.95)
+    low, high = expected
+    if np.isnan(low):
+        assert found.low == -np.inf
+    else:
+        edge = edges[np.searchsorted(edges, low) - 1]
+        assert found.low == (-np.inf if edge == 0.0 else pytest.approx(edge))
+    if np.isnan(high):
+        assert found.high == np.inf
+    else:
+        edge = edges[np.searchsorted(edges, high)]
+        assert found.high == (np.inf if edge == 1.0 else pytest.approx(edge))
+
+
+def test_quantiles_of_few_records_cover() -> None:
+    rng, edges = np.random.default_rng(1), np.linspace(-4.0, 4.0, 257)
+    for records, q in ((5, 0.5), (8, 0.25), (15, 0.9)):
+        truth = stats.norm.ppf(q)
+        found = [quantile(np.clip(rng.normal(size=records), -4, 4), q, edges) for _ in range(600)]
+        assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.94
+
+
+# -- means and deviations ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (2, 2), (5, 9, 4), (2, 30, 3, 8)])
+def test_few_records_means_are_compared_by_welchs_test(sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(sum(sizes))
+    groups = [rng.uniform(-0.3, 0.3 + 0.1 * place, size) for place, size in enumerate(sizes)]
+    found = as_test(group_means.equal_means([exact_sums(x) for x in groups]))
+    assert found.p_value == pytest.approx(anova_oneway(groups, use_var="unequal").pvalue, rel=1e-7)
+    if len(sizes) == 2:
+        assert found.p_value == pytest.approx(stats.ttest_ind(*groups, equal_var=False).pvalue, rel=1e-7)
+
+
+def test_few_records_means_are_rejected_as_often_as_stated() -> None:
+    rng, rejected = np.random.default_rng(2), list[bool]()
+    for _ in range(1000):
+        x, y, z = rng.normal(0.1, 0.2, 4), rng.normal(0.1, 0.2, 5), rng.normal(0.1, 0.1, 6)
+        rejected.append(as_test(group_means.equal_means([exact_sums(each) for each in (x, y, z)])).p_value < 0.05)
+    assert 0.02 <= np.mean(rejected) <= 0.08
+
+
+def test_means_of_single_records_and_of_groups_that_do_not_vary_are_not_compared() -> None:
+    one, pair = exact_sums(np.array([0.2])), exact_sums(np.array([0.1, 0.3]))
+    assert isinstance(group_means.equal_means([one, pair]), NotEstimable)
+    assert as_test(group_means.equal_means([one, pair, pair])).left_out == (0,)
+    same, other = (exact_sums(np.full(4, value)) for value in (0.25, -0.5))
+    assert isinstance(group_means.equal_means([same, other]), NotEstimable)
+    x = np.array([0.1, 0.3, 0.35])
+    assert as_test(group_means.equal_means([same, exact_sums(x)])).p_value == pytest.approx(
+        stats.ttest_1samp(x, 0.25).pvalue, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("records", [3, 5, 12])
+def test_deviations_of_few_records_cover(records: int) -> None:
+    rng = np.random.default_rng(records)
+    found = [figure(group_means.variance(exact_sums(rng.normal(0.0, 0.15, records)))) for _ in range(800)]
+    assert np.mean([each.low <= 0.15**2 <= each.high for each in found]) >= 0.93
+    assert all(0.0 < each.low < each.value < each.high for each in found)
+
+
+# -- effects ----------------------------------------------------------------------------------------------------------------
+
+
+def weighted(y: np.ndarray, w: np.ndarray) -> WeightedSums:
+    return WeightedSums(w.sum(), w @ y, (w @ w, w**2 @ y, w**2 @ y**2), 0.0, 0.0, 4.0)
+
+
+@pytest.mark.parametrize("records", [1, 3, 40])
+def test_a_share_of_a_treatment_that_all_or_none_have_is_not_certain(records: int) -> None:
+    w = np.full(records, 0.25)
+    none, all_have = (figure(weighted(np.full(records, value), w).mean(share=True)) for value in (0.0, 1.0))
+    expected = stats.binomtest(0, records).proportion_ci(method="wilson")
+    assert (none.value, none.low, none.high) == (0.0, pytest.approx(0.0, abs=1e-12), pytest.approx(expected.high))
+    assert (all_have.low, all_have.high) == (pytest.approx(1.0 - expected.high), pytest.approx(1.0))
+    for apart in (difference(all_have, none), difference(none, none), ratio(all_have, all_have)):
+        assert isinstance(apart, NotEstimable)
+    half = figure(weighted(np.array([0.0, 1.0] * 10), np.full(20, 0.25)).mean(share=True))
+    found, of = figure(difference(none, half)), figure(ratio(all_have, half))
+    assert found.low < -0.5 < found.high
+    assert found.high - found.value > none.high - none.value
+    assert of.low < 2.0 < of.high
+    assert np.log(of.high / 2.0) == pytest.approx(np.log(half.value / half.low), rel=1e-6)
+
+
+def test_a_single_numbers_mean_under_weights_may_be_anything() -> None:
+    one = figure(weighted(np.array([0.3]), np.array([0.5])).mean())
+    assert (one.value, one.low, one.high) == (pytest.approx(0.3), -np.inf, np.inf)
+    apart = figure(difference(one, figure(weighted(np.array([0.1, 0.2, -0.3]), np.full(3, 0.5)).mean())))
+    assert apart.p_value > 0.5
+
+
+# -- areas ------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_area_of_few_records_covers_and_is_never_certain() -> None:
+    rng, truth = np.random.default_rng(3), float(stats.norm.cdf(1.5 / np.sqrt(2.0)))
+    found = []
+    for _ in range(500):
+        scores = np.concatenate([rng.normal(size=8), rng.normal(1.5, 1.0, 6)])
+        edges = np.sort(scores)
+        levels = np.searchsorted(edges, scores)
+        without, events = (np.bincount(levels[part], minlength=14).astype(float) for part in (slice(8), slice(8, None)))
+        found.append(figure(area(without, events, 0.0)))
+    assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.93
+    assert all(each.low < each.high for each in found)
+    apart = figure(area(np.array([5.0, 0.0]), np.array([0.0, 5.0]), 0.0))
+    assert (apart.value, apart.high) == (1.0, 1.0)
+    assert 0.4 < apart.low < 0.9
+    assert figure(area(np.array([0.0, 500.0]), np.array([500.0, 0.0]), 0.0)).high > 0.0
+
+
+def test_a_concordance_without_a_mistake_is_not_certain() -> None:
+    ends, beyond = np.zeros((3, 3, 2)), np.zeros(3)
+    ends[2, 0, 1], ends[1, 1, 1], ends[0, 2, 1] = 2.0, 2.0, 2.0
+    found = figure(concordance(ends, beyond, 0.0))
+    assert found.value == found.high == pytest.approx(1.0)
+    assert 0.3 < found.low < 0.9
+
+
+# -- regressions and tables -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("records", [4, 7, 40])
+def test_a_regression_of_few_records_has_students_intervals(records: int) -> None:
+    rng = np.random.default_rng(records)
+    x = rng.uniform(-1, 1, (records, 2))
+    y = 0.3 * x[:, 0] + rng.normal(0.0, 0.1, records)
+    z = np.column_stack([np.ones(records), x, y])
+    fit, expected = LinearFit(z.T @ z, 0.0, ("constant", "a", "b")), sm.OLS(y, z[:, :3]).fit()
+    for place, row in enumerate(np.eye(3)):
+        found = figure(fit.combination(row))
+        assert (found.low, found.high) == pytest.approx(tuple(expected.conf_int()[place]), rel=1e-6, abs=1e-9)
+        assert found.p_value == pytest.approx(expected.pvalues[place], rel=1e-6)
+    assert as_test(fit.all_slopes()).p_value == pytest.approx(expected.f_pvalue, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "table", [[[3, 0], [0, 3]], [[1, 4], [6, 2]], [[2, 1], [1, 2]], [[0, 3], [40, 900]], [[3, 1], [9000, 3]]]
+)
+def test_a_table_of_few_records_has_fishers_p(table: list[list[float]]) -> None:
+    found = as_test(tables.independence(np.array(table, dtype=float), 0.0))
+    assert found.p_value == pytest.approx(stats.fisher_exact(table).pvalue, rel=1e-7)
+    assert "Fisher" in found.note
+
+
+def test_a_larger_table_says_that_its_p_is_approximate() -> None:
+    assert "approximate" in as_test(tables.independence(np.array([[3.0, 1, 2], [0, 4, 1]]), 0.0)).note
+    full = np.array([[30.0, 50, 20], [60, 40, 40]])
+    assert as_test(tables.independence(full, 0.0)).note == ""
+    assert as_test(tables.independence(full, 2.0)).note == ""
+
+
+def test_no_association_is_called_detectable_that_cannot_be() -> None:
+    few = as_test(tables.independence(np.array([[1.0, 1], [1, 1]]), 0.0))
+    assert tables.cramers_v(few, 4.0, (2, 2)) is None
+    # 80% power of a chi-squared test with one degree of freedom takes a noncentrality of 7.849
+    assert tables.cramers_v(few, 100.0, (2, 2)) == pytest.approx(np.sqrt(7.849 / 100), rel=1e-3)
+
+
+def test_an_outcome_that_does_not_vary_is_not_explained() -> None:
+    z = np.column_stack([np.ones(50), np.linspace(-1, 1, 50), np.full(50, -1.0)])
+    fit = LinearFit(z.T @ z, 0.0, ("constant", "a"))
+    assert isinstance(fit.combination(np.array([0.0, 1.0])), NotEstimable)
+    assert isinstance(fit.all_slopes(), NotEstimable)
+
+
+def test_a_risk_ratio_where_all_have_the_event_is_not_certain() -> None:
+    lowest = stats.binomtest(6, 6).proportion_ci(method="exact").low
+    both = figure(ratios.risk_ratio(np.array([[6.0, 0], [9, 0]]), 0.0))
+    assert (both.value, both.low) == (1.0, pytest.approx(lowest))
+    assert both.high == pytest.approx(1.0 / stats.binomtest(9, 9).proportion_ci(method="exact").low)
+    one = figure(ratios.risk_ratio(np.array([[6.0, 0], [5, 4]]), 0.0))
+    katz = np.exp(np.log(9 / 5) + np.array([-1.0, 1.0]) * 1.959963984540054 * np.sqrt(1 / 5 - 1 / 9))
+    assert one.high == pytest.approx(katz[1])
+    assert one.low < katz[0]
+    usual = figure(ratios.risk_ratio(np.array([[3.0, 3], [5, 4]]), 0.0))
+    expected = Table2x2(np.array([[3, 3], [5, 4]])).riskratio_confint()
+    assert (usual.low, usual.high) == pytest.approx(expected)
+    assert isinstance(ratios.pooled_risk_ratio(np.array([[[6.0, 0], [9, 0]], [[2, 0], [4, 0]]]), 0.0), NotEstimable)
+
+
+# -- survival ---------------------------------------------------------------------------------------------------------------
+
+
+def lives(ends: list[list[float]], beyond: float, std: float = 0.0) -> SurvivalCounts:
+    return SurvivalCounts(np.array(ends), beyond, std, tuple(float(edge) for edge in range(len(ends) + 1)))
+
+
+@pytest.mark.parametrize("records", [1, 3, 20, 400])
+def test_where_nobody_had_the_event_it_is_not_certain_that_nobody_will(records: int) -> None:
+    counts = lives([[0, 0, 0], [0, 0, 0]], float(records))
+    curve = survival.survival_curve(counts)
+    assert isinstance(curve, SurvivalCurve)
+    expected = stats.binomtest(records, records).proportion_ci(method="exact")
+    for found in curve.survival:
+        assert (found.value, found.high) == (1.0, 1.0)
+        assert found.low == pytest.approx(expected.low, rel=1e-9)
+    mean = figure(survival.restricted_mean(counts))
+    assert (mean.value, mean.low, mean.high) == (2.0, pytest.approx(2.0 * expected.low), 2.0)
+    incidence = survival.cumulative_incidence(counts, 2)[-1]
+    assert (incidence.value, incidence.low, incidence.high) == (0.0, 0.0, pytest.approx(1.0 - expected.low))
+
+
+def test_where_some_were_censored_fewer_are_known_to_live() -> None:
+    curve = survival.survival_curve(lives([[8, 0], [0, 0]], 2.0))
+    assert isinstance(curve, SurvivalCurve)
+    first, second = curve.survival
+    assert first.low == pytest.approx(0.025 ** (1 / 6))  # ten, less half of the eight that were censored in it
+    assert second.low == pytest.approx(0.025 ** (1 / 2))
+
+
+def test_with_noise_too_what_nobody_had_may_be() -> None:
+    curve = survival.survival_curve(lives([[0, 0], [0, 0]], 60.0, 0.01))
+    assert isinstance(curve, SurvivalCurve)
+    assert all(found.low == pytest.approx(0.025 ** (1 / 60), abs=1e-3) for found in curve.survival)
+
+
+def test_an_incidence_of_all_is_not_certain() -> None:
+    found = survival.cumulative_incidence(lives([[0, 5], [0, 0]], 0.0), 1)[0]
+    assert (found.value, found.low, found.high) == (1.0, pytest.approx(0.025 ** (1 / 5)), 1.0)
+
+
+def test_all_who_die_in_one_interval_have_a_mean_within_it() -> None:
+    mean = figure(survival.restricted_mean(lives([[0, 0], [0, 5], [0, 0]], 0.0)))
+    assert mean.value == pytest.approx(1.5)
+    assert mean.low == pytest.approx(0.025 ** (1 / 5))
+    assert mean.high == pytest.approx(2.0 + 1.0 - 0.025 ** (1 / 5))
+
+
+def test_rare_events_have_lifelines_intervals() -> None:
+    """Above .99 too, where the normal interval of one event in 200 reached 1."""
+    counts = lives([[0, 1, 0], [0, 1, 1], [0, 0, 1]], 196.0)
+    times = np.repeat([1.0, 2.0, 2.0, 3.0, 4.0], [1, 1, 1, 1, 196])
+    causes = np.repeat([1, 1, 2, 2, 0], [1, 1, 1, 1, 196])
+    curve = survival.survival_curve(counts)
+    assert isinstance(curve, SurvivalCurve)
+    band = lifelines.KaplanMeierFitter().fit(times, causes > 0).confidence_interval_survival_function_
+    for time, found in zip((1.0, 2.0, 3.0), curve.survival, strict=True):
+        assert (found.low, found.high) == pytest.approx(tuple(band.loc[time]), abs=1e-9)
+        assert found.high < 1.0
+    johansen = lifelines.AalenJohansenFitter(calculate_variance=True).fit(
+        times + np.linspace(-1e-6, 1e-6, len(times)), causes, event_of_interest=1
+    )
+    expected = johansen.confidence_interval_.loc[:2.5].iloc[-1]
+    found = survival.cumulative_incidence(counts, 1)[1]
+    assert (found.low, found.high) == pytest.approx(tuple(expected), rel=0.02)
