@@ -66,6 +66,15 @@ def test_keys_that_are_handed_over_by_links_are_read_where_they_are(tmp_path: Pa
         assert {tmp_path / "credentials", tmp_path / "identity"} <= set(bounds.apart)
 
 
+def test_what_verifies_the_ledger_reads_the_states_file_and_neither_key_nor_record() -> None:
+    found = roles.verifier(config())
+    place = "/srv/state/participant.db"
+    assert found == Bounds(
+        read=(*map(Path, (place, f"{place}-wal", f"{place}-shm")),),
+        apart=(*map(Path, ("/srv/site/identity", "/srv/records/a.csv")),),
+    )
+
+
 @pytest.mark.parametrize(
     ("offered", "read"),
     [

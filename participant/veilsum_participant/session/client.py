@@ -43,7 +43,7 @@ from veilsum_participant.settings.dataset_config import named_in_records
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
-from veilsum_participant.telemetry.watching import watched
+from veilsum_participant.telemetry.watching import Verify, watched
 from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import Ledger
 
@@ -435,6 +435,7 @@ class Parts:
         begin: how a command of the site's own is run; None for a child of this process.
         starter: of the process that serves metrics; None for this one.
         served: where that serves them.
+        verify: how the ledger is verified; None for this process.
         variables: of the environment that set a key of the configuration.
     """
 
@@ -444,6 +445,7 @@ class Parts:
     begin: Begin | None = None
     starter: WorkerStarter | None = None
     served: str = ""
+    verify: Verify | None = None
     variables: Sequence[str] = ()
 
 
@@ -475,7 +477,7 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), watched(client.core.site, parts.starter, parts.served):
+    with contextlib.suppress(KeyboardInterrupt), watched(client.core.site, parts.starter, parts.served, parts.verify):
         client.run()
     client.core.site.datasets.close()
     client.core.site.studies.close()

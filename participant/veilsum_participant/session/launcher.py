@@ -18,18 +18,21 @@ import select
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from veilsum_node.errors import Unavailable
+from veilsum_node.errors import HostileInput, Unavailable
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
+from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
+from veilsum_participant.boundary.verifying import MOST_SAID, SECONDS, LedgerSaid
 from veilsum_participant.session.client import Parts
 from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.worker.compiling import WorkerStudies
@@ -105,6 +108,31 @@ class LaunchStarter:
         finally:
             text.close()
         return _Beside(ends, lambda: self._end(number))
+
+    def verify(self, authority: bytes) -> LedgerSaid:
+        """Have the site's ledger verified, by a process that holds no key.
+
+        Args:
+            authority: certificate of the federation's, DER.
+
+        Raises:
+            Unavailable: it cannot be started, does not end, or says nothing that there is to say.
+        """
+        number, (says,) = self._ask({"verify": authority.hex()}, 1)
+        with os.fdopen(says, "rb", buffering=0) as words:
+            said, end = b"", time.monotonic() + SECONDS
+            while len(said) <= MOST_SAID and select.select([words], [], [], max(0.0, end - time.monotonic()))[0]:
+                if not (piece := words.read(MOST_SAID)):
+                    break
+                said += piece
+            else:
+                self._end(number)
+        found = LedgerSaid()
+        with contextlib.suppress(HostileInput):
+            found = read(said, LedgerSaid)
+        if len(said) > MOST_SAID or not (found.entries or found.fault or found.unread):
+            raise Unavailable("What verifies the ledger ended, or says nothing that there is to say.")
+        return found
 
     def _ask(self, what: dict[str, Any], count: int, passed: Sequence[int] = ()) -> tuple[int, list[int]]:
         try:
@@ -244,8 +272,9 @@ def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
     confine(given.bounds, keep=[theirs.fileno()])
     starter = LaunchStarter(theirs)
     parts = Parts(
-        Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, given.variables
-    )
+        Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, starter.verify,
+        given.variables,
+    )  # fmt: skip
     return given.config, parts
 
 

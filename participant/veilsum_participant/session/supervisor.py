@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from veilsum_participant.settings.roles import (
     reader,
     torch_worker,
     unconfined,
+    verifier,
 )
 
 MOST_PROCESSES = 64
@@ -125,6 +127,26 @@ class _Child:
 
 
 @dataclass
+class _Fork:
+    pid: int
+    _ended: bool = False
+
+    def kill(self) -> None:
+        if not self._ended:  # its number may be somebody else's since
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.over() and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def over(self) -> bool:
+        """Whether it has ended."""
+        self._ended = self._ended or os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return self._ended
+
+
+@dataclass
 class _Command:
     running: OwnChild
     told: int  # where its status goes
@@ -155,7 +177,7 @@ class Supervisor:
 
     def __init__(self, config: ParticipantConfig, child: int, control: socket.socket, listening: socket.socket | None) -> None:
         self._config, self._guard, self._control, self._listening = config, child, control, listening
-        self._children: dict[int, _Child | _Command] = {}
+        self._children: dict[int, _Child | _Command | _Fork] = {}
         self._ready: tuple[int, socket.socket, int] | None = None
         self._last = 0
 
@@ -228,6 +250,8 @@ class Supervisor:
         try:
             if "hook" in asked:
                 answer["number"], passed = self._hook(asked["hook"], given)
+            elif "verify" in asked:
+                answer["number"], passed = self._verify(bytes.fromhex(asked["verify"]))
             else:
                 number, line, words = self._taken(asked["start"], asked["of"])
                 answer["number"], passed = number, [line.detach(), words]
@@ -282,6 +306,20 @@ class Supervisor:
         if self._listening is None or self._config.metrics is None:
             raise Unavailable("The site serves no metrics")
         return [self._listening.fileno()], [str(self._listening.fileno()), self._config.metrics.model_dump_json()]
+
+    def _verify(self, authority: bytes) -> tuple[int, list[int]]:
+        """Verify the ledger in a fork of this process; its number, and where its message comes."""
+        if any(isinstance(child, _Fork) for child in self._children.values()):
+            raise Unavailable("The ledger is being verified")
+        from veilsum_participant.worker.verifying import examine_apart
+
+        says, told = os.pipe()
+        if not (child := os.fork()):
+            examine_apart(told, verifier(self._config), self._config.state, authority)
+        os.close(told)
+        self._last += 1
+        self._children[self._last] = _Fork(child)
+        return self._last, [says]
 
     def _hook(self, variables: Mapping[str, str], given: Sequence[int]) -> tuple[int, list[int]]:
         """Run the site's own command, which is given a text; its number, and where its status comes."""
