@@ -34,13 +34,14 @@ from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMem
 from veilsum_participant.boundary.front import Failed
 from veilsum_participant.boundary.verifying import MOST_SAID, SECONDS, LedgerSaid
 from veilsum_participant.session.client import Parts
-from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.told import told_config
 from veilsum_participant.worker.compiling import WorkerStudies
-from veilsum_participant.worker.remote import WorkerDatasets, plain
+from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
 
 if TYPE_CHECKING:
     from veilsum_participant.session.hooks import Running
+    from veilsum_participant.settings.config import ParticipantConfig
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -202,25 +203,26 @@ class Given(NamedTuple):
         bounds: of the guard.
         served: where metrics are served.
         variables: of the environment that set a key of the configuration.
+        cautions: what is said of it at each start.
     """
 
     config: ParticipantConfig
     bounds: Bounds
     served: str
     variables: tuple[str, ...]
+    cautions: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """As :meth:`from_bytes` reads it: data, for what holds keys runs nothing that it is told."""
-        config = plain(self.config.model_dump(exclude_unset=True))
-        return json.dumps([config, self.bounds.to_text(), self.served, self.variables]).encode()
+        from veilsum_participant.settings.telling import stated  # of the launcher
+
+        return json.dumps([stated(self.config), self.bounds.to_text(), *self[2:]]).encode()
 
     @classmethod
     def from_bytes(cls, said: bytes) -> Self:
-        """What :meth:`to_bytes` wrote."""
-        config, bounds, served, variables = json.loads(said)
-        return cls(
-            ParticipantConfig.model_validate_json(json.dumps(config)), Bounds.from_text(bounds), served, tuple(variables)
-        )
+        """What :meth:`to_bytes` wrote; the launcher has checked it."""
+        config, bounds, served, variables, cautions = json.loads(said)
+        return cls(told_config(config), Bounds.from_text(bounds), served, tuple(variables), tuple(cautions))
 
 
 class Whole(NamedTuple):
@@ -273,7 +275,7 @@ def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
     starter = LaunchStarter(theirs)
     parts = Parts(
         Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, starter.verify,
-        given.variables,
+        given.variables, given.cautions,
     )  # fmt: skip
     return given.config, parts
 

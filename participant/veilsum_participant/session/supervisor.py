@@ -41,6 +41,7 @@ from veilsum_participant.settings.roles import (
     unconfined,
     verifier,
 )
+from veilsum_participant.settings.telling import cautions
 
 MOST_PROCESSES = 64
 LONGEST_END = 5
@@ -68,7 +69,7 @@ def supervise(path: Path, child: int, control: socket.socket, told: int) -> Whol
                     raise fault
                 listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
                 with contextlib.suppress(BrokenPipeError):
-                    words.write(Given(config, guard(config, path), address, variables).to_bytes())
+                    words.write(Given(config, guard(config, path), address, variables, tuple(cautions(config))).to_bytes())
         if why is None:
             Supervisor(config, child, control, listening).run()
     except ConfigurationError:

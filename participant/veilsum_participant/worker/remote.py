@@ -9,18 +9,17 @@ contributes what one without records does; before, no record is read. A reader t
 once more.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import SecretStr
-
-from veilsum_node.errors import ConfigurationError, DataError, Unavailable, VeilsumError, raising
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable, VeilsumError
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import Caller, FramedSocket
@@ -36,8 +35,8 @@ from veilsum_participant.boundary.reader import (
     WorkerFault,
 )
 from veilsum_participant.datasets import Batches, Datasets, Snapshot
-from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
+from veilsum_participant.settings.told import plain
 from veilsum_participant.worker.rows import opened_rows
 from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
 from veilsum_privacy.computation.contribution import Elsewhere
@@ -46,6 +45,7 @@ from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
+    from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
     from veilsum_participant.worker.elsewhere import Computing
 
 LOG = logging.getLogger("veilsum.participant")
@@ -171,7 +171,7 @@ class WorkerDatasets(Datasets):
 
         return RoundMaps(self._maps(), name, device, seconds)
 
-    def _maps(self) -> "Computing":
+    def _maps(self) -> Computing:
         """The processes that compute networks and programs, of which none runs before one is asked for."""
         from veilsum_participant.worker.elsewhere import Computing
 
@@ -290,26 +290,4 @@ def _schema_bytes(schema: DatasetSchema) -> bytes:
 
 def offered_bytes(offered: DatasetConfig) -> bytes:
     """What is configured of a dataset, as JSON, with what is secret in it: for its own reader."""
-    return json.dumps(plain(offered.model_dump()), sort_keys=True).encode()
-
-
-def plain(value: object) -> object:
-    """What is configured, as JSON has it: secrets as they are, for a process of the same site.
-
-    Raises:
-        ConfigurationError: a path is not UTF-8, which no other process could be told.
-    """
-    match value:
-        case SecretStr():
-            return value.get_secret_value()
-        case Path():
-            told = str(value.absolute())
-            with raising(ConfigurationError(f"The path {told!a} is not UTF-8.", "Rename it."), on=UnicodeError):
-                told.encode()
-            return told
-        case Mapping():
-            return {key: plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-        case _:
-            return value
+    return json.dumps(plain(offered), sort_keys=True).encode()

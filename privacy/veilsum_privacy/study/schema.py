@@ -348,3 +348,9 @@ class DatasetSchema(Frozen):
             else:
                 names.extend(f"{column.name}={category}" for category in column.categories)
         return tuple(names)
+
+
+def header_conflict(schema: DatasetSchema) -> str:
+    """What schema and owner of a CSV file say of its first line where they differ."""
+    said = ("holds records", "names the columns")
+    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
