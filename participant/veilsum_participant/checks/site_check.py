@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.database import open_database, open_readonly
+from veilsum_node.database import open_database
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import HostileInput, Refusal, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from cryptography import x509
 
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import VeilsumError
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_participant.boundary.verifying import LONGEST_WORDS, MOST_SHOWN, LedgerSaid

@@ -1,7 +1,7 @@
 """Read a ledger, a site's or a coordinator's mirror: what was spent, every entry, the receipts kept with them, and the proof.
 
 Reads open their own connection, or use that of a transaction they belong to. Nothing here writes, and no key is needed: a
-database from :func:`veilsum_node.database.open_readonly` will do.
+database from :func:`veilsum_node.database_places.open_readonly` will do.
 """
 
 from __future__ import annotations
