@@ -41,7 +41,7 @@ class Told:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Told) and (self._fields, self._derived) == (other._fields, other._derived)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Told:
         """The same with other values of some fields."""
