@@ -30,12 +30,13 @@ from veilsum_node.process.hardening import end_with_parent
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.encoding import read
-from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
+from veilsum_participant.boundary.framing import Caller, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
 from veilsum_participant.boundary.verifying import MOST_SAID, SECONDS, LedgerSaid
 from veilsum_participant.session.client import Parts
 from veilsum_participant.settings.told import told_config
 from veilsum_participant.worker.compiling import WorkerStudies
+from veilsum_participant.worker.keeping import Kept
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
 
@@ -167,7 +168,7 @@ class _Beside:
         self._kill()
 
 
-class Fronts:
+class Fronts(Kept):
     """Gives the guard a front, another one where the one before is out of order.
 
     Args:
@@ -175,9 +176,8 @@ class Fronts:
     """
 
     def __init__(self, starter: LaunchStarter) -> None:
-        self._starter, self._lock = starter, threading.Lock()
+        super().__init__(starter, FRONT, Failed)
         self._front: Caller | None = None
-        self._started: Launched | None = None
 
     def __call__(self) -> Peer:
         """The front that answers now.
@@ -185,14 +185,11 @@ class Fronts:
         Raises:
             Unavailable: none can be started.
         """
-        with self._lock:
-            if self._front is None or self._front.broken:
-                if self._front is not None and self._started is not None:
-                    LOG.warning("the front is replaced: %s", self._front.broken)
-                    self._started.end()
-                self._started = self._starter.start(FRONT)
-                self._front = Caller(FramedSocket(self._started.socket), Failed)
-            return self._front
+        with self.lock:
+            if self._front is not None and self.broken:
+                LOG.warning("the front is replaced: %s", self.broken)
+            self._front = self.begin() or self._front
+            return self._front  # type: ignore[return-value]  # it runs, or that raised
 
 
 class Given(NamedTuple):
