@@ -108,23 +108,10 @@ def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:
             return torch_worker(config)
 
 
-@dataclass
-class _Child:
-    process: subprocess.Popen[bytes]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def wait(self, seconds: float) -> None:
-        self.process.wait(seconds)
-
+class _Child(subprocess.Popen[bytes]):
     def over(self) -> bool:
         """Whether it has ended."""
-        return self.process.poll() is not None
+        return self.poll() is not None
 
 
 @dataclass
@@ -284,7 +271,7 @@ class Supervisor:
         words, written = os.pipe()
         try:
             with inherited, os.fdopen(written, "wb"):
-                process = subprocess.Popen(  # noqa: S603  a module of this installation
+                process = _Child(  # a module of this installation
                     [sys.executable, "-P", "-m", launcher.ROLES[role], str(inherited.fileno()), bounds.to_text(), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=written,
@@ -297,7 +284,7 @@ class Supervisor:
             os.close(words)
             raise
         self._last += 1
-        self._children[self._last] = _Child(process)
+        self._children[self._last] = process
         return self._last, line, words
 
     def _given(self, role: str) -> tuple[list[int], list[str]]:
