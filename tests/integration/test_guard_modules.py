@@ -30,6 +30,9 @@ STRANGERS = (
     "veilsum_participant.data", "veilsum_participant.front", "veilsum_participant.cli",
     "veilsum_participant.protocol.decisions", "veilsum_participant.protocol.endorsement", "veilsum_participant.settings.query",
     "veilsum_participant.session.hooks", "veilsum_privacy.ledger.summary", "veilsum_privacy.ledger.comparison",
+    "veilsum_node.database_places", "veilsum_participant.settings.config", "veilsum_participant.settings.dataset_config",
+    "veilsum_participant.settings.telling", "veilsum_participant.worker.verifying", "veilsum_privacy.ledger.keys",
+    "veilsum_privacy.ledger.rules", "veilsum_privacy.ledger.verification", "veilsum_privacy.ledger.walking",
     "veilsum_privacy.backup.commands", "veilsum_privacy.dossier", "veilsum_node.process.console", "veilsum_coordinator",
 )  # fmt: skip
 """What does not belong beside keys and ledger."""

@@ -15,7 +15,6 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from veilsum_node.addresses import join_host_port, split_host_port
 from veilsum_node.errors import ConfigurationError, Misuse, raising
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
 from veilsum_node.phrases import unreadable
@@ -31,6 +30,8 @@ def split_address(address: str) -> tuple[str, int]:
     Raises:
         Misuse: it is not such an address.
     """
+    from veilsum_node.addresses import split_host_port  # of who dials
+
     try:
         return split_host_port(address)
     except ValueError as error:
@@ -133,6 +134,8 @@ def _read_password(path: Path) -> str:
 
 def _environment_proxy(address: str) -> Proxy | None:
     """What https_proxy and no_proxy say of an address."""
+    from veilsum_node.addresses import join_host_port
+
     host, port = split_address(address)
     found = urllib.request.getproxies_environment()
     value = found.get("https")

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
-from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
-from veilsum_privacy.study.known_tasks import JOINT_ONLY
 from veilsum_privacy.study.schema import header_conflict
 from veilsum_privacy.study.study import Study, TaskDeclaration
 
@@ -31,6 +29,11 @@ if TYPE_CHECKING:
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
+
+JOINT_ONLY: frozenset[str] = frozenset(
+    {"calibration-step", "hazard-step", "newton-step", "score-products", "tables", "tree-gradients", "within-moments"}
+)
+"""Tasks that have no sum which shows each site's own part."""
 
 LONGEST_VALUE = 1000
 """Characters of a value of the policy that the ledger holds; of longer ones it holds a digest."""
@@ -196,9 +199,11 @@ def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
         )
 
 
-def _file_faults(config: ParticipantConfig, sha256: str, what: str = "encoder") -> Iterator[Refusal]:
+def _file_faults(config: ParticipantConfig, sha256: str, *, weights: bool = False) -> Iterator[Refusal]:
+    from veilsum_participant.settings.encoder_files import WEIGHTS, find_path  # of studies that name a file
+
     try:
-        find_path(config.encoders, sha256, what)
+        find_path(config.encoders, sha256, WEIGHTS if weights else "encoder")
     except ConfigurationError as error:
         yield Refusal(RefusalCode.TASK, error.message, error.advice)
 
@@ -290,7 +295,7 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: Pa
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
     if task.terms.weights:
-        yield from _file_faults(config, task.terms.weights, WEIGHTS)
+        yield from _file_faults(config, task.terms.weights, weights=True)
     if task.terms.steers_sites and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,

@@ -33,7 +33,6 @@ from veilsum_participant.boundary.reader import (
     WorkerFault,
 )
 from veilsum_participant.datasets import Batches, Datasets, Snapshot
-from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_participant.settings.told import plain
 from veilsum_participant.worker.keeping import Kept
 from veilsum_participant.worker.rows import opened_rows
@@ -130,6 +129,7 @@ class WorkerDatasets(Datasets):
 
     def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
         from veilsum_participant.boundary.maps import EncodeBy  # which a site does without where no study has a network
+        from veilsum_participant.settings.encoder_files import find_path
         from veilsum_participant.worker.elsewhere import MapFailedError, ProgramElsewhere
 
         path = find_path(encoders, declared.sha256).absolute()
@@ -144,6 +144,7 @@ class WorkerDatasets(Datasets):
 
     def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask, device: str) -> None:
         from veilsum_participant.boundary.maps import Prepare  # as above
+        from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
         from veilsum_participant.worker.elsewhere import MapFailedError
 
         path, maps = find_path(encoders, task.terms.weights, WEIGHTS).absolute(), self._maps()
