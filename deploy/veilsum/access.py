@@ -10,7 +10,8 @@ from veilsum_node.addresses import address_to_dial
 from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Hex32
-from veilsum_node.transport.route import Route, RouteSettings
+from veilsum_node.transport.route import Route
+from veilsum_node.transport.route_settings import RouteSettings
 
 if TYPE_CHECKING:
     from veilsum_node.identity import Credentials

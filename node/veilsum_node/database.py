@@ -2,26 +2,21 @@
 
 SQLite files are opened in write-ahead mode with full synchronisation, so that a committed transaction survives a power cut.
 Ledger and protocol state share one file and one transaction. A coordinator may use PostgreSQL instead; there an advisory lock
-makes writers queue as SQLite's write lock does. This module defines no tables: each component brings its own migrations
-(:meth:`Database.migrate`).
+makes writers queue as SQLite's write lock does (:mod:`veilsum_node.database_places`). This module defines no tables: each
+component brings its own migrations (:meth:`Database.migrate`).
 """
 
 import os
-import shutil
 import sqlite3
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote
 
 from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, create_engine, event, insert, inspect
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.engine import URL
 
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults, unreleased_version
 from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
@@ -34,19 +29,13 @@ migrations, whose versions each component counts in a table of its own."""
 BUSY_SECONDS = 30.0
 """How long a transaction waits for another process's."""
 
-CONNECT_SECONDS = 5
-"""How long a server may take to accept a connection. Who can wait for it longer tries again."""
-
-SILENT_SECONDS = 30
-"""How long a server may leave what was sent to it unacknowledged."""
-
-_MEMORY = ":memory:"
 _BEGIN = "veilsum_begin"
 _LOCK = 0x7665696C73756D  # PostgreSQL's advisory lock of every write transaction in one database
 
 
 class Database:
-    """One open database, and what is known of its health; from :func:`open_database` or :func:`open_readonly`. Thread-safe.
+    """One open database, and what is known of its health; from :func:`open_database` or
+    :func:`~veilsum_node.database_places.open_readonly`. Thread-safe.
 
     Attributes:
         guard: begins every write transaction, under its lock; what it raises undoes the transaction.
@@ -201,23 +190,19 @@ def open_database(url_or_path: str | Path) -> Database:
         Unavailable: the server cannot be reached.
         Damage: the file is not a database.
     """
-    url = _parse_url(url_or_path)
-    if url.get_backend_name() != "sqlite":
-        engine = _create_server_engine(url)
-    elif url.database == _MEMORY:
-        engine = create_engine(
-            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}, hide_parameters=True
-        )
+    if isinstance(url_or_path, Path):
+        engine = file_engine(url_or_path)
     else:
-        _create_private(Path(str(url.database)))
-        engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True)
+        from veilsum_node.database_places import engine_of  # which a site does without: it names a file
+
+        engine = engine_of(url_or_path)
     database = Database(engine)
     if not database.on_server:
         event.listen(engine, "connect", _configure)
-        event.listen(engine, "begin", _begin)
+        event.listen(engine, "begin", begin)
     try:
         with database.transaction() as connection:
-            if _check_version(connection) < SCHEMA_VERSION:
+            if check_version(connection) < SCHEMA_VERSION:
                 connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
         database.close()
@@ -225,29 +210,16 @@ def open_database(url_or_path: str | Path) -> Database:
     return database
 
 
-def open_readonly(url_or_path: str | Path) -> Database:
-    """Open an existing database to read, without the right to write to it or to its directory; nothing is created or changed.
-
-    A file that a running process writes is read as of its last commit. A file without a write-ahead log is taken as it lies:
-    start nothing on it meanwhile. One whose log was left behind is read as a private copy.
+def file_engine(path: Path) -> Engine:
+    """An engine of a file, which is made if there is none.
 
     Raises:
-        ConfigurationError: the URL is malformed or its driver missing.
-        StateError: the database does not exist, this user may not read it, or it is a newer version's.
-        Unavailable, Damage: it cannot be read now, or at all.
+        ConfigurationError: the file's directory is missing or not writable.
     """
-    url = _parse_url(url_or_path)
-    if url.get_backend_name() != "sqlite":
-        database = Database(_create_server_engine(url, "-c default_transaction_read_only=on"))
-    else:
-        database = Database(_open_file_readonly(Path(str(url.database))))
-    try:
-        with database.reading() as connection:
-            _check_version(connection)
-    except BaseException:
-        database.close()
-        raise
-    return database
+    _create_private(path)
+    return create_engine(
+        URL.create("sqlite", database=str(path)), connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True
+    )
 
 
 def after_commit(connection: Connection, action: Callable[[], None]) -> None:
@@ -267,119 +239,25 @@ def check_component(connection: Connection, package: str, component: str) -> str
     return found
 
 
-def database_file(url_or_path: str | Path) -> Path | None:
-    """The file of an SQLite database that outlives its process; None for a server's.
-
-    Raises:
-        ConfigurationError: the URL is malformed, or names a database in memory.
-    """
-    url = _parse_url(url_or_path)
-    if url.get_backend_name() != "sqlite":
-        return None
-    if url.database in (None, "", _MEMORY):
-        raise ConfigurationError(
-            "A database in memory would be lost with its process.", "Name a file, or a PostgreSQL database by its URL."
-        )
-    return Path(str(url.database))
-
-
-def _parse_url(url_or_path: str | Path) -> URL:
-    text = str(url_or_path)
-    if "://" not in text:
-        if text.startswith(("//", "postgres", "sqlite:")) and ("@" in text or ":/" in text):
-            raise ConfigurationError("The database URL is malformed.", "Use a path or a URL such as postgresql://host/name.")
-        return URL.create("sqlite", database=text)
-    try:
-        url = make_url(text)
-        backend = url.get_backend_name()
-    except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        raise ConfigurationError(
-            "The database URL is malformed.", "Use a path or a URL such as postgresql://host/name."
-        ) from error
-    if backend == "sqlite":
-        return URL.create("sqlite", database=url.database or _MEMORY)
-    if backend != "postgresql":
-        raise ConfigurationError(f"Databases of kind {backend[:32]!r} are not supported.", "Use SQLite or PostgreSQL.")
-    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
-
-
-def _create_server_engine(url: URL, options: str = "") -> Engine:
-    settings = f"-c lock_timeout={int(BUSY_SECONDS * 1000)} -c synchronous_commit=on {options}".strip()
-    arguments = {
-        "connect_timeout": CONNECT_SECONDS,
-        "tcp_user_timeout": 1000 * SILENT_SECONDS,  # a server whose machine vanished is given up, not waited for by the hour
-        "application_name": "veilsum",
-        "options": settings,
-    }
-    try:
-        return create_engine(
-            url, connect_args=arguments, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED"
-        )
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigurationError(
-            "The database URL is malformed.", "Use a path or a URL such as postgresql://host/name."
-        ) from error
-    except ImportError as error:
-        raise ConfigurationError("The database's driver is not installed.", f"Install {error.name}.") from error
-
-
-def _open_file_readonly(path: Path) -> Engine:
-    if not path.is_file():
-        said = f"The database {path} is a folder, not a file." if path.is_dir() else f"The database {path} does not exist."
-        raise StateError(said, "Check the path.")
-    log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-    try:
-        logged = log.is_file() and log.stat().st_size > 0
-        if logged and not index.is_file():
-            # Nobody has it open, and reading it in place would finish what the log holds: that is the owner's to do.
-            copies = Path(tempfile.mkdtemp(prefix="veilsum-"))
-            copies.chmod(0o700)
-            for source in (path, log):
-                shutil.copyfile(source, copies / source.name)
-            engine = _readonly_engine(copies / path.name, "mode=ro")
-            event.listen(engine, "engine_disposed", lambda _: shutil.rmtree(copies, ignore_errors=True))
-            return engine
-    except OSError as error:
-        raise StateError(f"The database {path} cannot be read: {error.strerror}.", "Ask its owner for an export.") from error
-    return _readonly_engine(path, "mode=ro" if logged or index.is_file() else "mode=ro&immutable=1")
-
-
-def _readonly_engine(path: Path, parameters: str) -> Engine:
-    place = f"file:{quote(str(path.absolute()))}?{parameters}"
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(place, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
-
-    engine = create_engine("sqlite://", creator=connect, hide_parameters=True, poolclass=NullPool)
-    event.listen(engine, "connect", _configure_reader)
-    event.listen(engine, "begin", _begin)
-    return engine
-
-
 def _changes(connection: Connection) -> int | None:
     """Rows that an SQLite connection has changed so far; None for a server's."""
     driver = connection.connection.driver_connection
     return driver.total_changes if isinstance(driver, sqlite3.Connection) else None
 
 
-_SPILLS_NOWHERE = "PRAGMA temp_store=MEMORY"
+SPILLS_NOWHERE = "PRAGMA temp_store=MEMORY"
 """What a statement sorts or may have to undo lies beside no database, in a folder that a confined process may not write to."""
 
 
 def _configure(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's events begin transactions, not the driver
-    connection.execute(_SPILLS_NOWHERE)
+    connection.execute(SPILLS_NOWHERE)
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON", "secure_delete=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _configure_reader(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None
-    connection.execute(_SPILLS_NOWHERE)
-    connection.execute("PRAGMA query_only=ON")
-
-
-def _begin(connection: Connection) -> None:
+def begin(connection: Connection) -> None:
+    """Begin a transaction as its options say."""
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
 
@@ -404,7 +282,7 @@ def _create_private(path: Path) -> None:
         raise ConfigurationError(f"The database {path} {unwritable(error)}.", "Check the directory and its owner.") from error
 
 
-def _check_version(connection: Connection) -> int:
+def check_version(connection: Connection) -> int:
     """The layout's version, the present one for a server's databases."""
     if connection.dialect.name != "sqlite":
         return SCHEMA_VERSION

@@ -13,12 +13,12 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, VeilsumError
-from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
+    from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
     from veilsum_privacy.computation.contribution import Elsewhere
     from veilsum_privacy.computation.declared import DeclaredTask, Encode
 

@@ -4,6 +4,8 @@
 code.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 import time
@@ -21,7 +23,6 @@ from veilsum_node.identity import Credentials, key_fingerprint
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.datasets import DAY, Datasets, Reading, Snapshot
-from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
@@ -36,6 +37,7 @@ from veilsum_privacy.study.study import Study
 
 if TYPE_CHECKING:
     from veilsum_node.identity.directory import Directory
+    from veilsum_participant.settings.config import ParticipantConfig
 
 
 class SiteStep(StrEnum):
@@ -172,7 +174,7 @@ class Site:
     mirror_read: bool = False
     patience: float = 0.0
     elapsed: Callable[[], int] | None = None
-    directory: "Directory | None" = None
+    directory: Directory | None = None
     reads_only: bool = False
     unmatched: dict[str, float] = field(default_factory=dict)
     nonce: bytes = field(init=False)

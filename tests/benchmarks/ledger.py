@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.timing import took
 from support.ledgers import COORDINATOR, GRID, credentials_of, make_reservation, open_ledger, set_budget
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import Ledger, LedgerReader, Reservation, Witness, read_export, write_jsonl

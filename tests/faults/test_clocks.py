@@ -18,7 +18,7 @@ from support.federation import make_request, make_wide_data, wide_schema
 from support.network import wait_for
 from support.processes import open_contexts
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
 

@@ -31,7 +31,7 @@ from veilsum_participant.store.studies import StudyState, change_study, find_stu
 from veilsum_privacy.backup.restored import put_mark
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import SignedReceipt, consent_proof, parse_receipt, sign_receipt
-from veilsum_privacy.securesum.check_words import CHECKS, CheckAnswer, CheckStatement, Signed, sign_check
+from veilsum_privacy.securesum.check_words import CHECKS, CheckAnswer, CheckStatement, Signed
 
 OTHER = bytes(range(32))
 
@@ -417,7 +417,7 @@ def said_by(cohort: Cohort, name: str, signer: str = "", **changes: Any) -> Chec
         "challenge": row.answered.challenge, "sum": row.answered.sum, "words": (1, 2, 3),
     }  # fmt: skip
     statement = CheckStatement(**(values | changes))
-    return CheckAnswer(statement.words, sign_check(statement, credentials(cohort, signer or name).signing_key).signature)
+    return CheckAnswer(statement.words, statement.sign(credentials(cohort, signer or name).signing_key).signature)
 
 
 def _instead(answers: list[CheckAnswer], place: int, other: CheckAnswer) -> list[CheckAnswer]:

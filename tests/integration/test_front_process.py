@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -192,6 +193,27 @@ def test_a_site_that_is_a_containers_first_process(network: Processes) -> None:
     os.kill(contained.first, signal.SIGTERM)
     wait_for(lambda: not contained.alive, "the end")
     assert contained.status == 0
+    network.heal()
+
+
+def test_an_edited_ledger_is_found_by_a_process_that_ends_again(network: Processes) -> None:
+    """The guard, which holds the keys, is told; and nobody is left."""
+    network.heal()
+    log, state = network.directory("c") / "log", network.directory("c") / "participant.db"
+    wait_for(lambda: "ledger verified: " in log.read_text(), "the verification of the start")
+    network.participants["c"].stop()
+    with sqlite3.connect(state) as database:
+        ((trigger,),) = database.execute("SELECT sql FROM sqlite_master WHERE name = 'ledger_no_update'").fetchall()
+        database.execute("DROP TRIGGER ledger_no_update")
+        database.execute("UPDATE ledger SET time = time + 1 WHERE seq = 2")
+    network.start("c")
+    wait_for(lambda: "the ledger does not verify: Ledger entry 2 fails" in log.read_text(), "the fault")
+    launcher = psutil.Process(network.participants["c"].pid)
+    wait_for(lambda: {part.pid for part in launcher.children()} == set(children(launcher.pid).values()), "its end")
+    network.participants["c"].stop()
+    with sqlite3.connect(state) as database:
+        database.execute("UPDATE ledger SET time = time - 1 WHERE seq = 2")
+        database.execute(trigger)
     network.heal()
 
 

@@ -19,7 +19,7 @@ from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Label, verify
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
-from veilsum_privacy.securesum.check_words import CheckStatement, challenge, checks_digest, consent_statement, sign_check
+from veilsum_privacy.securesum.check_words import CheckStatement, challenge, checks_digest, consent_statement
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import consent_of
 from veilsum_proto import federation_pb2 as pb
@@ -151,7 +151,7 @@ def _say(attack: Adversary, name: str, signer: str, words: tuple[int, ...], **ch
         "study": attack.key, "participant": name, "round": 1, "attempt": 1, "context": context, "sum": fixed, "words": words,
         "challenge": challenge(context, [item.body for item in attack.receipts()], fixed),
     }  # fmt: skip
-    signed = sign_check(CheckStatement(**(values | changes)), attack.bed.sites[signer].credentials.signing_key)
+    signed = CheckStatement(**(values | changes)).sign(attack.bed.sites[signer].credentials.signing_key)
     return CheckAnswer(words, signed.signature)
 
 

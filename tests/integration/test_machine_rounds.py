@@ -33,7 +33,7 @@ from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_privacy.securesum.check_words import CheckAnswer, consent_statement, sign_check, sign_consent
+from veilsum_privacy.securesum.check_words import CheckAnswer, consent_statement
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
@@ -114,7 +114,7 @@ class Ring:
     def answer(self, name: str, words: tuple[int, ...], signer: str = "", /, **changes: Any) -> CheckAnswer:
         """What a member says, whatever its words; ``signer`` and ``changes`` make it sign as another, for something else."""
         statement = replace(self.round.total.statement(name, words), **changes)
-        return CheckAnswer(words, sign_check(statement, self.bed.sites[signer or name].credentials.signing_key).signature)
+        return CheckAnswer(words, statement.sign(self.bed.sites[signer or name].credentials.signing_key).signature)
 
     def said(self, name: str) -> tuple[int, ...]:
         """The words that a member would answer with, and does in the end."""
@@ -297,7 +297,7 @@ def test_a_false_answer_costs_the_round_its_values(ring: Ring) -> None:
                     honest.handle(as_directive(directive), channel)
                     return
                 statement = consent_statement(ring.round.total.statement("d", ()), ring.round.checks)
-                signed = sign_consent(statement, ring.bed.sites["d"].credentials.signing_key)
+                signed = statement.sign(ring.bed.sites["d"].credentials.signing_key)
                 channel.consent(ring.key, 1, ring.attempt, secret, signed.signature)
 
             def __getattr__(self, name: str) -> Any:
@@ -346,10 +346,10 @@ def test_consents_that_are_false_or_given_to_other_answers(ring: Ring) -> None:
         ]
         for change in changes:
             other = consent_statement(replace(own, **change), ring.round.checks)
-            ring.refused(send(consent, sign_consent(other, key).signature))
-        ring.refused(send(consent, sign_consent(consent_statement(own, bytes(32)), key).signature))
+            ring.refused(send(consent, other.sign(key).signature))
+        ring.refused(send(consent, consent_statement(own, bytes(32)).sign(key).signature))
         right = consent_statement(own, ring.round.checks)
-        ring.refused(send(consent, sign_consent(right, ring.bed.sites["c"].credentials.signing_key).signature))
+        ring.refused(send(consent, right.sign(ring.bed.sites["c"].credentials.signing_key).signature))
         for signed in (b"", signature[:-1], key.sign(Label.CHECK, right.to_bytes())):
             ring.refused(send(consent, signed))
         send(consent, signature)()

@@ -23,9 +23,11 @@ from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.database import after_commit, open_database
-from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Refusal, RefusalCode
+from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Refusal, RefusalCode, Unavailable
+from veilsum_node.identity.certificate import load_certificate
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.refresh import Refreshed
+from veilsum_participant.boundary.verifying import LedgerSaid
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.openings import Openings
@@ -330,6 +332,28 @@ def test_nothing_is_released_before_the_verification_of_the_start(watched: Watch
     contributing.join(PATIENCE)
     verifier.stop()
     assert answers == [RefusalCode.LEDGER]
+
+
+def test_what_another_process_finds_counts_as_what_this_one_finds(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    site, metrics = watched.bed.sites["a"], watched.sites["a"]
+    said = [LedgerSaid(entries=4), LedgerSaid(fault="Ledger entry 4 fails\x1b[2J")]
+
+    def verify(authority: bytes) -> LedgerSaid:
+        assert load_certificate(authority) == site.credentials.authority
+        if not said:
+            raise Unavailable("What verifies the ledger ended.")
+        return said.pop(0)
+
+    verifier = Verifier(site, verify)
+    wait_for(lambda: metrics.verified is True, "the verification of the start")
+    verifier.verify()
+    assert metrics.verified is False
+    verifier.verify()  # nothing is known then but what was known before
+    verifier.stop()
+    assert "cannot be verified: What verifies the ledger ended" in caplog.text
+    with pytest.raises(Refusal, match="Ledger entry 4 fails\ufffd") as refused:
+        Contributions(site).on_assignment(bytes(32), b"", b"")
+    assert refused.value.code is RefusalCode.LEDGER
 
 
 def test_a_ledger_that_cannot_be_read_keeps_the_last_result(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:

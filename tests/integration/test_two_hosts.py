@@ -13,7 +13,7 @@ from support.federation import DATASET, make_data, make_request, schema_of
 from support.network import PATIENCE, wait_for
 from support.processes import Process, Processes, command, running_processes
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_privacy.ledger import Kind, LedgerReader
 
 WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, check=60, grace=20)

@@ -21,7 +21,7 @@ from support import commands
 from support.network import wait_for
 from support.processes import Process, command, lasting_ports
 from veilsum.verification import verify_result
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.identity import load_authority_certificate
 from veilsum_node.process.confinement import offered
 from veilsum_privacy.ledger import Kind, LedgerReader

@@ -28,7 +28,7 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.countersigning import countersign
 from veilsum_privacy.ledger.receipts import Countersignature, Receipt, SignedReceipt, parse_receipt, receipts_digest
 from veilsum_privacy.results.whole_sums import total_from_bytes
-from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, sign_sum, verify_check_words
+from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.opening import Total, open_words, unmask_values
@@ -153,7 +153,7 @@ class Cohort:
             "context": self.context(of),
             "sum": fixed or self.total(of).digest(self.plan(of), self.context(of)),
         }
-        return sign_sum(SumStatement(**(values | changes)), (signer or self.bed.hub.credentials).signing_key)
+        return SumStatement(**(values | changes)).sign((signer or self.bed.hub.credentials).signing_key)
 
     def shown(self, attempt: int = 1, **changes: Any) -> Shown:
         """What an honest coordinator shows, with changes."""

@@ -42,7 +42,7 @@ from veilsum_privacy.ledger.countersigning import countersign
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, parse_receipt, receipts_digest
 from veilsum_privacy.results.whole_sums import total_from_bytes
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, sign_sum, verify_check_words
+from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import self_masks
@@ -344,7 +344,7 @@ class Adversary:
             "context": context,
             "sum": digest,
         }
-        return sign_sum(SumStatement(**(values | changes)), (signer or self.bed.hub.credentials).signing_key)
+        return SumStatement(**(values | changes)).sign((signer or self.bed.hub.credentials).signing_key)
 
     def answers(self, number: int = 1, attempt: int = 1) -> list[CheckAnswer]:
         """Everyone's answer about the true sum, honestly; in the cohort's order."""

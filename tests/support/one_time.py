@@ -30,9 +30,6 @@ from veilsum_privacy.securesum.check_words import (
     check_words,
     checks_digest,
     consent_statement,
-    sign_check,
-    sign_consent,
-    sign_sum,
 )
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.data_masks import mask_values
@@ -171,20 +168,20 @@ class Members:
 
     def say(self, name: str, words: Sequence[int], rho: bytes, fixed: bytes) -> Signed:
         statement = CheckStatement(self.study, name, self.round, self.attempt, self.context, rho, fixed, tuple(words))
-        return sign_check(statement, self.key(name))
+        return statement.sign(self.key(name))
 
     def fix(self, total: Contribution) -> tuple[bytes, Signed]:
         """D, and the coordinator's word on it."""
         fixed = total.digest(self.plan, self.context)
         word = SumStatement(self.study, self.lead, self.round, self.attempt, self.context, fixed)
-        return fixed, sign_sum(word, self.key(self.lead))
+        return fixed, word.sign(self.key(self.lead))
 
     def agree(self, checks: Sequence[Signed], rho: bytes, fixed: bytes) -> tuple[bytes, ...]:
         """Every member's signature under its consent statement."""
         bodies = checks_digest([item.body for item in checks])
         about = self.study, self.round, self.attempt, self.context, rho, fixed
         own = (CheckStatement(about[0], name, *about[1:], (0, 0, 0)) for name in self.names)
-        return tuple(sign_consent(consent_statement(one, bodies), self.key(one.participant)).signature for one in own)
+        return tuple(consent_statement(one, bodies).sign(self.key(one.participant)).signature for one in own)
 
 
 @dataclass(frozen=True)

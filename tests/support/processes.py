@@ -33,7 +33,8 @@ from support.network import PATIENCE, wait_for
 from support.proxy import Proxy
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.records import RELEASES, SUMS
-from veilsum_node.database import open_database, open_readonly
+from veilsum_node.database import open_database
+from veilsum_node.database_places import open_readonly
 from veilsum_node.identity import load_credentials
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.store.attempts import ATTEMPTS

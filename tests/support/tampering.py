@@ -13,8 +13,7 @@ from typing import Any
 from veilsum_node.canonical import canonical
 from veilsum_node.identity import Credentials, Label
 from veilsum_privacy.ledger import LedgerSource
-from veilsum_privacy.ledger.kept_receipts import KeptRow
-from veilsum_privacy.ledger.verification import ChainStep, ChainWalk
+from veilsum_privacy.ledger.walking import ChainStep, ChainWalk, KeptRow
 
 
 @dataclass

@@ -21,7 +21,8 @@ from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.transport.connection import split_address
-from veilsum_node.transport.route import Route, RouteSettings
+from veilsum_node.transport.route import Route
+from veilsum_node.transport.route_settings import RouteSettings
 from veilsum_participant.settings.config import ParticipantConfig
 
 GOOD = [

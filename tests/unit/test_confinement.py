@@ -238,7 +238,8 @@ STORING = """
 from pathlib import Path
 def store(place):
     confine(Bounds(write=(place,), alters=True))
-    from veilsum_node.database import open_database, open_readonly
+    from veilsum_node.database import open_database
+    from veilsum_node.database_places import open_readonly
     database = open_database(place / "a.db")
     with database.transaction() as connection:
         connection.exec_driver_sql("create table t (a integer check (a < 900), b blob)")

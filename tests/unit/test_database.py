@@ -21,7 +21,8 @@ from support import postgres
 from support.backends import BACKENDS, new_place
 from support.network import PATIENCE
 from veilsum_node import database as module
-from veilsum_node.database import SCHEMA_VERSION, Database, open_database, open_readonly
+from veilsum_node.database import SCHEMA_VERSION, Database, open_database
+from veilsum_node.database_places import open_readonly
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import ConfigurationError, Damage, StateError, Unavailable, VeilsumError
 

@@ -18,7 +18,8 @@ from sqlalchemy import inspect, text
 from support.backends import BACKENDS, new_place
 from support.ledgers import START, credentials_of, federation, make_reservation, open_ledger, set_budget, ticking
 from support.tampering import Copy
-from veilsum_node.database import SCHEMA_VERSION, Database, open_database, open_readonly
+from veilsum_node.database import SCHEMA_VERSION, Database, open_database
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import Damage, StateError
 from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
 from veilsum_node.migration import scripts

@@ -27,6 +27,7 @@ from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.maps import Apply, Made, Prepare, Train
 from veilsum_participant.settings.dataset_config import EncoderConfig
 from veilsum_participant.worker import elsewhere as elsewhere_module
+from veilsum_participant.worker import keeping
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.rows import opened_rows, sealed_rows
@@ -350,12 +351,12 @@ def test_processes_are_of_one_dataset_and_study_and_the_oldest_goes(computing: A
     starter = ThreadStarter()
     kept = Computing(starter)
     setting = network("grams")
-    for number in range(elsewhere_module.MOST + 2):
+    for number in range(keeping.MOST + 2):
         study = setting.study("record", grid=2**20, variance=10**9 + number)
         maps = RoundMaps(kept, f"d{number % 2}", "cpu", 600.0)
         contributed(study, broadcast_of(setting, study), some(setting, 2), maps)
-    assert [worker.dataset for worker in starter.started] == [f"d{number % 2}" for number in range(elsewhere_module.MOST + 2)]
-    assert [worker.ended.is_set() for worker in starter.started] == [True] * 2 + [False] * elsewhere_module.MOST
+    assert [worker.dataset for worker in starter.started] == [f"d{number % 2}" for number in range(keeping.MOST + 2)]
+    assert [worker.ended.is_set() for worker in starter.started] == [True] * 2 + [False] * keeping.MOST
     kept.close()
     assert all(worker.ended.is_set() for worker in starter.started)
 

@@ -32,7 +32,6 @@ from veilsum_privacy.securesum.check_words import (
     checks_digest,
     consent_statement,
     products,
-    sign_sum,
 )
 from veilsum_privacy.securesum.products import common_polynomials
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RING_2048, RING_4096, RINGS, RingParameters
@@ -121,7 +120,7 @@ def test_whatever_is_changed_is_refused(played: Played) -> None:
             verified(played, replace(honest, fixed=word))
     fixed = SumStatement(STUDY, "site-00", 1, 1, members.context, said_in(honest.checks[0]).sum)
     with pytest.raises(HostileInput, match="another sum"):
-        verified(played, replace(honest, fixed=sign_sum(fixed, signing_key("site-00"))))
+        verified(played, replace(honest, fixed=fixed.sign(signing_key("site-00"))))
     mine = honest.fixed.body
     with pytest.raises(HostileInput, match="signature"):  # under a label of another purpose
         verified(played, replace(honest, fixed=Signed(mine, signing_key("coordinator").sign(Label.CONSENT, mine))))

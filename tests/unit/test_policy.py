@@ -16,11 +16,12 @@ from support.federation import DATASET, make_request, schema_of
 from support.hostile import altered
 from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant.protocol.policy import former_tasks, lacking_tasks, refuse, study_faults
+from veilsum_participant.protocol.policy import JOINT_ONLY, refuse, study_faults
 from veilsum_participant.settings.config import METHODS, NEEDED, ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
+from veilsum_participant.settings.telling import former_tasks, lacking_tasks
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.study.known_tasks import FORMER, JOINT_ONLY, TASK_NAMES
+from veilsum_privacy.study.known_tasks import FORMER, TASK_NAMES
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask

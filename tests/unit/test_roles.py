@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, SecretStr
 
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.process.confinement import Bounds, Offered, reach_fault
 from veilsum_node.transport.route import Proxy, Route
 from veilsum_participant.checks import CheckOutcome, site_check
+from veilsum_participant.protocol.policy import policy_values
 from veilsum_participant.session.launcher import Given
 from veilsum_participant.settings import roles
 from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.telling import DERIVED
+from veilsum_participant.settings.told import plain
+from veilsum_participant.worker.remote import offered_bytes
 
 FILE = {"path": Path("/srv/records/a.csv")}
 QUERY = {"source": "sql", "query": "select 1", "columns": ("a",), "joined": False}
@@ -64,6 +70,15 @@ def test_keys_that_are_handed_over_by_links_are_read_where_they_are(tmp_path: Pa
     assert tmp_path / "credentials" in roles.guard(made).read
     for bounds in (roles.front(made, made.route), roles.reader(made, "records"), roles.torch_worker(made)):
         assert {tmp_path / "credentials", tmp_path / "identity"} <= set(bounds.apart)
+
+
+def test_what_verifies_the_ledger_reads_the_states_file_and_neither_key_nor_record() -> None:
+    found = roles.verifier(config())
+    place = "/srv/state/participant.db"
+    assert found == Bounds(
+        read=(*map(Path, (place, f"{place}-wal", f"{place}-shm")),),
+        apart=(*map(Path, ("/srv/site/identity", "/srv/records/a.csv")),),
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,13 +274,40 @@ def test_a_guard_is_told_the_whole_configuration_as_data(tmp_path: Path) -> None
         hooks={"waiting": ["/usr/bin/logger", "-t", "veilsum"]},
         policy={"trusted": {"oslo": "ab" * 32}, "share_metrics": ["budget"], "four_eyes_above": None},
     )
-    given = Given(told, roles.guard(told, tmp_path / "participant.toml"), "127.0.0.1:9465", ("VEILSUM__STATE",))
+    given = Given(
+        told, roles.guard(told, tmp_path / "participant.toml"), "127.0.0.1:9465", ("VEILSUM__STATE",), ("a caution",)
+    )
     again = Given.from_bytes(given.to_bytes())
-    assert again == given
-    assert again.config.model_fields_set == told.model_fields_set
-    dsn = again.config.datasets["asked"].dsn
-    assert dsn is not None
-    assert dsn.get_secret_value() == "postgresql://reader:p%C3%A4ss@db/x"
+    assert again[1:] == given[1:]
+    assert_same(again.config, told)
+    assert again.config.datasets["asked"].dsn == "postgresql://reader:p%C3%A4ss@db/x"  # type: ignore[comparison-overlap]
+    assert "reader" not in repr(again.config.datasets["asked"])
+    assert again.config.route == told.route
+    for name, offered in told.datasets.items():
+        there = again.config.datasets[name]
+        assert again.config.population(name) == told.population(name)
+        assert plain([getattr(there, key) for key in DERIVED]) == plain([getattr(offered, key) for key in DERIVED])
+        assert offered_bytes(there) == offered_bytes(offered)
+        assert DatasetConfig.model_validate_json(offered_bytes(there)) == offered
+    assert policy_values(again.config.policy) == policy_values(told.policy)
+    other = again.config.model_copy(update={"policy": again.config.policy.model_copy(update={"trusted": {}})})
+    assert (other.policy.trusted, again.config.policy.trusted, other.state) == ({}, told.policy.trusted, told.state)
+    with pytest.raises(AttributeError):
+        again.config.policy.min_cohorts  # type: ignore[attr-defined]  # noqa: B018
+
+
+def assert_same(there: Any, here: Any) -> None:
+    """What a guard is told of a model has every field, with a value of the same kind."""
+    if isinstance(here, BaseModel):
+        assert [name for name, _ in there] == list(type(here).model_fields)
+        for name in type(here).model_fields:
+            assert_same(getattr(there, name), getattr(here, name))
+    elif isinstance(here, dict):
+        assert list(there) == list(here)
+        for name in here:
+            assert_same(there[name], here[name])
+    elif not isinstance(here, SecretStr):
+        assert (there, type(there)) == (here, type(here))
 
 
 def test_a_path_that_no_process_can_be_told_is_named_before_the_guard_has_any(tmp_path: Path) -> None:

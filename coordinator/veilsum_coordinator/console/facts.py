@@ -16,7 +16,7 @@ from sqlalchemy import LargeBinary, Text, func, inspect, select
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
 from veilsum_coordinator.results.retirement import PROOFS, HeldStudy, due_studies, held_studies
 from veilsum_coordinator.storage.long_values import METADATA
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import ConfigurationError, Misuse, VeilsumError
 from veilsum_node.identity.authority import requested
 from veilsum_node.identity.certificate import moment

@@ -29,7 +29,6 @@ from veilsum_privacy.securesum.check_words import (
     challenge,
     checks_digest,
     consent_statement,
-    sign_sum,
     verify_answer,
     verify_check_words,
 )
@@ -315,7 +314,7 @@ class Round:
 
     def sign(self, credentials: Credentials) -> None:
         """Sign for the complete sum with the coordinator's present credentials."""
-        self.fixed = sign_sum(self.total.word(credentials.identity.name), credentials.signing_key)
+        self.fixed = self.total.word(credentials.identity.name).sign(credentials.signing_key)
 
     def proof(self, coordinator: bytes) -> KeptProof:
         """What is kept with the release, so that it can be proven later; ``coordinator``: DER of its certificate."""

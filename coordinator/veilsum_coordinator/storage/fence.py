@@ -25,7 +25,8 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from veilsum_coordinator.storage.long_values import METADATA
-from veilsum_node.database import Database, database_file, open_database
+from veilsum_node.database import Database, open_database
+from veilsum_node.database_places import database_file
 from veilsum_node.driver_faults import typed_faults
 from veilsum_node.errors import Unavailable, VeilsumError
 from veilsum_node.state_lock import StateLock, process_name, wait_to_hold

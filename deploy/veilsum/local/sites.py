@@ -22,7 +22,7 @@ from veilsum_participant.local_studies import LocalStudies
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_site
 from veilsum_participant.settings.config import BudgetConfig, ParticipantConfig, Policy
-from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig, named_in_records
+from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.ledger.mirror import Mirror
 
 DELTA = 1e-5
@@ -65,7 +65,7 @@ def make_local(
     cores, studies = {}, LocalStudies(shared=True)
     for party in kit.participants:
         offered = DatasetConfig(path=files[party.name], subject=subject, header=header)
-        if named_in_records(offered):  # whoever simulates has the files
+        if offered.named_in_records:  # whoever simulates has the files
             names = reader_of(files[party.name]).layout()[0].schema.names
             offered = offered.model_copy(update={"columns": tuple(name for name in names if names.count(name) == 1)})
         config = ParticipantConfig(

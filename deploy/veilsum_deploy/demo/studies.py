@@ -27,7 +27,7 @@ from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.processes import Process
 from veilsum_deploy.demo.run import Analyst, Finished, running, spending, wait_for_ledgers
 from veilsum_node.config import did_you_mean, read_toml, validate
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import Misuse, VeilsumError
 from veilsum_participant.applying.model import Model
 from veilsum_participant.data import load_records

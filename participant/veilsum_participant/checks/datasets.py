@@ -14,7 +14,7 @@ from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.sources import asked_query, check_derived, query_rows, reader_of
 from veilsum_participant.data.table import require_columns
-from veilsum_participant.settings.dataset_config import DatasetConfig, named_in_records
+from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.forms import is_document, is_json
 from veilsum_participant.settings.query import MISSES, Derived, Source, SourceQuery, TextFile, misses, origin
 from veilsum_privacy.study.schema import DatasetSchema
@@ -179,7 +179,7 @@ def _stated(label: str, offered: DatasetConfig, asked: Sequence[str]) -> Iterato
     """Whether the site states the columns, where studies are refused otherwise; and those of a schema that was checked."""
     derived = set(offered.derived)
     wanted = [name for name in asked if name not in derived]
-    if not offered.columns and named_in_records(offered):
+    if not offered.columns and offered.named_in_records:
         advice = f"State them with the dataset: columns = [{', '.join(map(_toml_text, wanted))}]"
         if not asked:
             advice = "State them with the dataset; `--columns` shows what is there."
@@ -195,7 +195,7 @@ def _there(label: str, source: Source, offered: DatasetConfig) -> Check:
     if isinstance(source, Derived):
         check_derived(source)
         source = source.table
-    if isinstance(source, SourceQuery) or (offered.columns and named_in_records(offered)):
+    if isinstance(source, SourceQuery) or (offered.columns and offered.named_in_records):
         (found,) = reader_of(source).layout()
         require_columns(found.says, offered.columns, found.schema.names, found.advice)
         if isinstance(source, SourceQuery):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sqlalchemy import inspect, select
 
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import HostileInput
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.dossier import StudyLabel, StudyTerms

@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.database import open_database, open_readonly
+from veilsum_node.database import open_database
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import HostileInput, Refusal, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
@@ -37,11 +38,12 @@ from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
-from veilsum_participant.protocol.policy import column_faults, former_tasks, invited_faults, lacking_tasks, term_faults
+from veilsum_participant.protocol.policy import column_faults, invited_faults, term_faults
 from veilsum_participant.settings.config import METHODS, ParticipantConfig, Policy
 from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.settings.encoder_files import file_digest
 from veilsum_participant.settings.roles import UNCONFINED, confinement_faults
+from veilsum_participant.settings.telling import former_tasks, lacking_tasks
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.accounting.prices import delta_warning

@@ -247,7 +247,7 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
     Raises:
         StateError: the site kept nothing of that task, or its state cannot be read.
     """
-    from veilsum_node.database import open_readonly
+    from veilsum_node.database_places import open_readonly
     from veilsum_participant.store.kept import kept_vector
     from veilsum_participant.store.studies import find_study
     from veilsum_privacy.tasks.agreed import AgreedStudy

@@ -14,7 +14,7 @@ import typer
 from sqlalchemy import inspect, select
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.process.console import print_json, print_line, print_rows

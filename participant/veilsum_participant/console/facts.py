@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import select
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE

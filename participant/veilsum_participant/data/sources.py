@@ -28,10 +28,9 @@ from veilsum_participant.data.parquet_files import ParquetReader
 from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, yielded
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
 from veilsum_participant.data.texts import load_tokenizer, token_columns
-from veilsum_participant.settings.dataset_config import header_conflict
 from veilsum_participant.settings.forms import PLAIN
 from veilsum_participant.settings.query import Bucket, Derived, Images, Source, SourceQuery, TextFile, is_csv, is_npz
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, header_conflict
 
 PAUSES = (1.0, 5.0)
 """Seconds between the tries of a source whose connection breaks while records are read: what fails after them is charged."""

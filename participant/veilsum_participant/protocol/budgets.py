@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sqlalchemy import Connection, inspect
 
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted
-from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import OPEN, PAID, AttemptState, AttemptTally, recovered_receipts, tally
 from veilsum_participant.store.pending import PENDING, PendingRow, PendingState, pending_studies
@@ -27,6 +26,9 @@ from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy, declared_mechanisms
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
+
+if TYPE_CHECKING:
+    from veilsum_participant.settings.config import ParticipantConfig
 
 MOST_REFUSALS = 256
 """Refusals that the ledger takes up in a day; more are only logged, so that nobody can fill the site's disk with them."""

@@ -21,6 +21,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sqlalchemy import Connection, bindparam, inspect, or_, select, update
@@ -28,10 +29,12 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant.settings.config import ParticipantConfig, Policy
 from veilsum_participant.store.populations import COHORTS
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.study import Study
+
+if TYPE_CHECKING:
+    from veilsum_participant.settings.config import ParticipantConfig, Policy
 
 Cohort = Mapping[str, str]
 """Members' key fingerprints by name; an empty one where only the name is known."""

@@ -17,8 +17,8 @@ from veilsum_participant.protocol.recovery import settle_one, tell
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.backup.restored import lift_mark, read_mark, trust_mirror
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, verify_ledger
-from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import Receipt, verify_receipt
+from veilsum_privacy.ledger.walking import KeptReceipt
 
 
 def vouch(site: Site, others: LedgerReader) -> str:

@@ -7,6 +7,7 @@ without end. Each check yields a :class:`Refusal` for what is exceeded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sqlalchemy import Connection
@@ -16,13 +17,15 @@ from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.protocol.budgets import releases_used
 from veilsum_participant.protocol.cohorts import Weights
 from veilsum_participant.protocol.open_studies import OpenStudy
-from veilsum_participant.settings.config import Policy
 from veilsum_participant.store.attempts import PAID, AttemptState, tally
 from veilsum_participant.store.kept import attempt_state
 from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.computation.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.context import Assignment, decode_broadcast
+
+if TYPE_CHECKING:
+    from veilsum_participant.settings.config import Policy
 
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""

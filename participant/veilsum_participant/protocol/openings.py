@@ -59,8 +59,6 @@ from veilsum_privacy.securesum.check_words import (
     check_words,
     checks_digest,
     consent_statement,
-    sign_check,
-    sign_consent,
     verify_answers,
     verify_sum,
 )
@@ -173,7 +171,7 @@ class Openings:
         masks = MemberMasks(row.context, site.name, sharing, opened.seeds, promised(row.consent))
         words = check_words(unpack_words(promised(row.words), plan), modulus, rho, masks)
         statement = _statement(site.name, row, rho, fixed, words)
-        signed = sign_check(statement, site.credentials.signing_key)
+        signed = statement.sign(site.credentials.signing_key)
         change_attempt(
             connection,
             key,
@@ -252,7 +250,7 @@ class Openings:
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
         certificates[opened.study.coordinator] = shown.certificate
         self._charge(connection, row, Witness(receipts, word, certificates))
-        agreed = sign_consent(statement, site.credentials.signing_key).signature
+        agreed = statement.sign(site.credentials.signing_key).signature
         finish_attempt(connection, key, row.attempt, AttemptState.CONSENTED)
         change_attempt(connection, key, row.attempt, agreed=agreed)
         if is_held(opened.study):

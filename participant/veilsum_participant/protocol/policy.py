@@ -11,23 +11,29 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
-from veilsum_participant.settings.config import NEEDED, ParticipantConfig, Policy
-from veilsum_participant.settings.dataset_config import header_conflict, named_in_records
-from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
-from veilsum_privacy.study.known_tasks import FORMER, JOINT_ONLY
+from veilsum_privacy.study.schema import header_conflict
 from veilsum_privacy.study.study import Study, TaskDeclaration
+
+if TYPE_CHECKING:
+    from veilsum_participant.settings.config import ParticipantConfig, Policy
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
+
+JOINT_ONLY: frozenset[str] = frozenset(
+    {"calibration-step", "hazard-step", "newton-step", "score-products", "tables", "tree-gradients", "within-moments"}
+)
+"""Tasks that have no sum which shows each site's own part."""
 
 LONGEST_VALUE = 1000
 """Characters of a value of the policy that the ledger holds; of longer ones it holds a digest."""
@@ -51,7 +57,7 @@ def policy_values(policy: Policy) -> dict[str, str]:
 
     Of a directory's file its path is left out: what it pins is there.
     """
-    values: dict[str, object] = policy.model_dump(mode="json", exclude={"directory", "trusted"})
+    values: dict[str, object] = {name: value for name, value in policy if name not in ("directory", "trusted")}
     values |= {f"trusted.{name}": fingerprint for name, fingerprint in policy.trusted.items()}
     texts = {f"policy.{key}": json.dumps(value, sort_keys=True) for key, value in values.items()}
     return {key: text if len(text) <= LONGEST_VALUE else _digest(text) for key, text in texts.items()}
@@ -126,26 +132,6 @@ def _not_among(code: RefusalCode, what: str, value: str, key: str, advice: str =
     return Refusal(code, f"{what} {value!r} is not among policy.{key}.", advice)
 
 
-def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
-    """Tasks that the policy lists and that there are no more: the name, what became of it, and what to do."""
-    for name in policy.tasks:
-        if name in FORMER:
-            told = f"removed after version {FORMER[name].version}; studies ask for {FORMER[name].now!r} in its place"
-            now = "" if FORMER[name].now in policy.tasks else f", and list {FORMER[name].now!r} if the site agrees to it"
-            yield name, told, f"Take {name!r} out of policy.tasks{now}."
-
-
-def lacking_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
-    """Methods that the policy allows and of which it allows no study, for want of a task: the name, why, and what to do."""
-    for name in policy.methods:
-        for group in NEEDED.get(name, ()):
-            if not set(group) & set(policy.tasks):
-                wanted = listed([repr(task) for task in group], last="or")
-                told = f"no study of it can run here: policy.tasks does not list {wanted}"
-                advice = f"List {wanted} in policy.tasks if the site agrees to it, or take {name!r} out of policy.methods."
-                yield name, told, f"{advice} Without the key tasks every task of the installed version is allowed."
-
-
 def _accept(key: str) -> str:
     return f"If the site agrees to it, add it to {key} and start the participant again."
 
@@ -188,7 +174,7 @@ def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
         return
     key = f"datasets.{study.dataset}.columns"
     if not dataset.columns:
-        if named_in_records(dataset):
+        if dataset.named_in_records:
             yield Refusal(
                 RefusalCode.DATASET,
                 f"Dataset {study.dataset!r}: this site has not stated which columns studies may ask for.",
@@ -213,9 +199,11 @@ def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
         )
 
 
-def _file_faults(config: ParticipantConfig, sha256: str, what: str = "encoder") -> Iterator[Refusal]:
+def _file_faults(config: ParticipantConfig, sha256: str, *, weights: bool = False) -> Iterator[Refusal]:
+    from veilsum_participant.settings.encoder_files import WEIGHTS, find_path  # of studies that name a file
+
     try:
-        find_path(config.encoders, sha256, what)
+        find_path(config.encoders, sha256, WEIGHTS if weights else "encoder")
     except ConfigurationError as error:
         yield Refusal(RefusalCode.TASK, error.message, error.advice)
 
@@ -307,7 +295,7 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: Pa
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
     if task.terms.weights:
-        yield from _file_faults(config, task.terms.weights, WEIGHTS)
+        yield from _file_faults(config, task.terms.weights, weights=True)
     if task.terms.steers_sites and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.process.steady_clock import now

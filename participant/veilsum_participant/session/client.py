@@ -35,20 +35,19 @@ from veilsum_participant.datasets import Datasets
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
-from veilsum_participant.protocol.policy import former_tasks, lacking_tasks, policy_values
+from veilsum_participant.protocol.policy import policy_values
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.workers import Workers
-from veilsum_participant.settings.config import ParticipantConfig
-from veilsum_participant.settings.dataset_config import named_in_records
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
-from veilsum_participant.telemetry.watching import watched
+from veilsum_participant.telemetry.watching import Verify, watched
 from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import Ledger
 
 if TYPE_CHECKING:
     from veilsum_participant.session.hooks import Begin, WaitingHook
+    from veilsum_participant.settings.config import ParticipantConfig
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -435,7 +434,9 @@ class Parts:
         begin: how a command of the site's own is run; None for a child of this process.
         starter: of the process that serves metrics; None for this one.
         served: where that serves them.
+        verify: how the ledger is verified; None for this process.
         variables: of the environment that set a key of the configuration.
+        cautions: what is said of it at each start.
     """
 
     fronts: Callable[[], Peer]
@@ -444,7 +445,9 @@ class Parts:
     begin: Begin | None = None
     starter: WorkerStarter | None = None
     served: str = ""
+    verify: Verify | None = None
     variables: Sequence[str] = ()
+    cautions: Sequence[str] = ()
 
 
 def run_participant(config: ParticipantConfig, parts: Parts) -> None:
@@ -465,17 +468,12 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     client.core.site.hold_against_schemas()
     for name in filter(client.core.site.withheld, config.datasets):
         LOG.warning("dataset %s is withheld: more of its cells match nothing in its schema than most_unmatched", name)
-    for name, offered in config.datasets.items():
-        if not offered.columns and named_in_records(offered):
-            LOG.warning("dataset %s: its columns are not stated, so every study is refused: datasets.%s.columns", name, name)
-    for name, told, advice in former_tasks(config.policy):
-        LOG.warning("policy.tasks: the task %s was %s. %s", name, told, advice)
-    for name, told, advice in lacking_tasks(config.policy):
-        LOG.warning("policy.methods: %s: %s. %s", name, told, advice)
+    for caution in parts.cautions:
+        LOG.warning("%s", caution)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), watched(client.core.site, parts.starter, parts.served):
+    with contextlib.suppress(KeyboardInterrupt), watched(client.core.site, parts.starter, parts.served, parts.verify):
         client.run()
     client.core.site.datasets.close()
     client.core.site.studies.close()

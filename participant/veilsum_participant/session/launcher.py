@@ -18,26 +18,31 @@ import select
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from veilsum_node.errors import Unavailable
+from veilsum_node.errors import HostileInput, Unavailable
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
-from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
+from veilsum_participant.boundary.encoding import read
+from veilsum_participant.boundary.framing import Caller, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
+from veilsum_participant.boundary.verifying import MOST_SAID, SECONDS, LedgerSaid
 from veilsum_participant.session.client import Parts
-from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.told import told_config
 from veilsum_participant.worker.compiling import WorkerStudies
-from veilsum_participant.worker.remote import WorkerDatasets, plain
+from veilsum_participant.worker.keeping import Kept
+from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
 
 if TYPE_CHECKING:
     from veilsum_participant.session.hooks import Running
+    from veilsum_participant.settings.config import ParticipantConfig
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -106,6 +111,31 @@ class LaunchStarter:
             text.close()
         return _Beside(ends, lambda: self._end(number))
 
+    def verify(self, authority: bytes) -> LedgerSaid:
+        """Have the site's ledger verified, by a process that holds no key.
+
+        Args:
+            authority: certificate of the federation's, DER.
+
+        Raises:
+            Unavailable: it cannot be started, does not end, or says nothing that there is to say.
+        """
+        number, (says,) = self._ask({"verify": authority.hex()}, 1)
+        with os.fdopen(says, "rb", buffering=0) as words:
+            said, end = b"", time.monotonic() + SECONDS
+            while len(said) <= MOST_SAID and select.select([words], [], [], max(0.0, end - time.monotonic()))[0]:
+                if not (piece := words.read(MOST_SAID)):
+                    break
+                said += piece
+            else:
+                self._end(number)
+        found = LedgerSaid()
+        with contextlib.suppress(HostileInput):
+            found = read(said, LedgerSaid)
+        if len(said) > MOST_SAID or not (found.entries or found.fault or found.unread):
+            raise Unavailable("What verifies the ledger ended, or says nothing that there is to say.")
+        return found
+
     def _ask(self, what: dict[str, Any], count: int, passed: Sequence[int] = ()) -> tuple[int, list[int]]:
         try:
             with self._lock:
@@ -138,7 +168,7 @@ class _Beside:
         self._kill()
 
 
-class Fronts:
+class Fronts(Kept):
     """Gives the guard a front, another one where the one before is out of order.
 
     Args:
@@ -146,9 +176,8 @@ class Fronts:
     """
 
     def __init__(self, starter: LaunchStarter) -> None:
-        self._starter, self._lock = starter, threading.Lock()
+        super().__init__(starter, FRONT, Failed)
         self._front: Caller | None = None
-        self._started: Launched | None = None
 
     def __call__(self) -> Peer:
         """The front that answers now.
@@ -156,14 +185,11 @@ class Fronts:
         Raises:
             Unavailable: none can be started.
         """
-        with self._lock:
-            if self._front is None or self._front.broken:
-                if self._front is not None and self._started is not None:
-                    LOG.warning("the front is replaced: %s", self._front.broken)
-                    self._started.end()
-                self._started = self._starter.start(FRONT)
-                self._front = Caller(FramedSocket(self._started.socket), Failed)
-            return self._front
+        with self.lock:
+            if self._front is not None and self.broken:
+                LOG.warning("the front is replaced: %s", self.broken)
+            self._front = self.begin() or self._front
+            return self._front  # type: ignore[return-value]  # it runs, or that raised
 
 
 class Given(NamedTuple):
@@ -174,25 +200,26 @@ class Given(NamedTuple):
         bounds: of the guard.
         served: where metrics are served.
         variables: of the environment that set a key of the configuration.
+        cautions: what is said of it at each start.
     """
 
     config: ParticipantConfig
     bounds: Bounds
     served: str
     variables: tuple[str, ...]
+    cautions: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """As :meth:`from_bytes` reads it: data, for what holds keys runs nothing that it is told."""
-        config = plain(self.config.model_dump(exclude_unset=True))
-        return json.dumps([config, self.bounds.to_text(), self.served, self.variables]).encode()
+        from veilsum_participant.settings.telling import stated  # of the launcher
+
+        return json.dumps([stated(self.config), self.bounds.to_text(), *self[2:]]).encode()
 
     @classmethod
     def from_bytes(cls, said: bytes) -> Self:
-        """What :meth:`to_bytes` wrote."""
-        config, bounds, served, variables = json.loads(said)
-        return cls(
-            ParticipantConfig.model_validate_json(json.dumps(config)), Bounds.from_text(bounds), served, tuple(variables)
-        )
+        """What :meth:`to_bytes` wrote; the launcher has checked it."""
+        config, bounds, served, variables, cautions = json.loads(said)
+        return cls(told_config(config), Bounds.from_text(bounds), served, tuple(variables), tuple(cautions))
 
 
 class Whole(NamedTuple):
@@ -244,8 +271,9 @@ def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
     confine(given.bounds, keep=[theirs.fileno()])
     starter = LaunchStarter(theirs)
     parts = Parts(
-        Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, given.variables
-    )
+        Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, starter.verify,
+        given.variables, given.cautions,
+    )  # fmt: skip
     return given.config, parts
 
 

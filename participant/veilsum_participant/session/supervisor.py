@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,9 @@ from veilsum_participant.settings.roles import (
     reader,
     torch_worker,
     unconfined,
+    verifier,
 )
+from veilsum_participant.settings.telling import cautions
 
 MOST_PROCESSES = 64
 LONGEST_END = 5
@@ -66,7 +69,7 @@ def supervise(path: Path, child: int, control: socket.socket, told: int) -> Whol
                     raise fault
                 listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
                 with contextlib.suppress(BrokenPipeError):
-                    words.write(Given(config, guard(config, path), address, variables).to_bytes())
+                    words.write(Given(config, guard(config, path), address, variables, tuple(cautions(config))).to_bytes())
         if why is None:
             Supervisor(config, child, control, listening).run()
     except ConfigurationError:
@@ -105,23 +108,30 @@ def bounds_of(config: ParticipantConfig, role: str, of: str) -> Bounds:
             return torch_worker(config)
 
 
-@dataclass
-class _Child:
-    process: subprocess.Popen[bytes]
+class _Child(subprocess.Popen[bytes]):
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.poll() is not None
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+
+@dataclass
+class _Fork:
+    pid: int
+    _ended: bool = False
 
     def kill(self) -> None:
-        self.process.kill()
+        if not self._ended:  # its number may be somebody else's since
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
-        self.process.wait(seconds)
+        end = time.monotonic() + seconds
+        while not self.over() and time.monotonic() < end:
+            time.sleep(0.01)
 
     def over(self) -> bool:
         """Whether it has ended."""
-        return self.process.poll() is not None
+        self._ended = self._ended or os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return self._ended
 
 
 @dataclass
@@ -155,7 +165,7 @@ class Supervisor:
 
     def __init__(self, config: ParticipantConfig, child: int, control: socket.socket, listening: socket.socket | None) -> None:
         self._config, self._guard, self._control, self._listening = config, child, control, listening
-        self._children: dict[int, _Child | _Command] = {}
+        self._children: dict[int, _Child | _Command | _Fork] = {}
         self._ready: tuple[int, socket.socket, int] | None = None
         self._last = 0
 
@@ -228,6 +238,8 @@ class Supervisor:
         try:
             if "hook" in asked:
                 answer["number"], passed = self._hook(asked["hook"], given)
+            elif "verify" in asked:
+                answer["number"], passed = self._verify(bytes.fromhex(asked["verify"]))
             else:
                 number, line, words = self._taken(asked["start"], asked["of"])
                 answer["number"], passed = number, [line.detach(), words]
@@ -259,7 +271,7 @@ class Supervisor:
         words, written = os.pipe()
         try:
             with inherited, os.fdopen(written, "wb"):
-                process = subprocess.Popen(  # noqa: S603  a module of this installation
+                process = _Child(  # a module of this installation
                     [sys.executable, "-P", "-m", launcher.ROLES[role], str(inherited.fileno()), bounds.to_text(), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=written,
@@ -272,7 +284,7 @@ class Supervisor:
             os.close(words)
             raise
         self._last += 1
-        self._children[self._last] = _Child(process)
+        self._children[self._last] = process
         return self._last, line, words
 
     def _given(self, role: str) -> tuple[list[int], list[str]]:
@@ -282,6 +294,20 @@ class Supervisor:
         if self._listening is None or self._config.metrics is None:
             raise Unavailable("The site serves no metrics")
         return [self._listening.fileno()], [str(self._listening.fileno()), self._config.metrics.model_dump_json()]
+
+    def _verify(self, authority: bytes) -> tuple[int, list[int]]:
+        """Verify the ledger in a fork of this process; its number, and where its message comes."""
+        if any(isinstance(child, _Fork) for child in self._children.values()):
+            raise Unavailable("The ledger is being verified")
+        from veilsum_participant.worker.verifying import examine_apart
+
+        says, told = os.pipe()
+        if not (child := os.fork()):
+            examine_apart(told, verifier(self._config), self._config.state, authority)
+        os.close(told)
+        self._last += 1
+        self._children[self._last] = _Fork(child)
+        return self._last, [says]
 
     def _hook(self, variables: Mapping[str, str], given: Sequence[int]) -> tuple[int, list[int]]:
         """Run the site's own command, which is given a text; its number, and where its status comes."""

@@ -24,7 +24,8 @@ from veilsum_node.addresses import address_to_dial
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
-from veilsum_node.transport.route import Route, RouteSettings
+from veilsum_node.transport.route import Route
+from veilsum_node.transport.route_settings import RouteSettings
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.known_tasks import TASK_NAMES

@@ -31,7 +31,7 @@ from veilsum_participant.settings.forms import (
     pixel_names,
     token_names,
 )
-from veilsum_privacy.study.schema import ColumnName, DatasetSchema
+from veilsum_privacy.study.schema import ColumnName
 
 Side = Annotated[StrictInt, Field(ge=1, le=4096)]
 
@@ -254,6 +254,13 @@ class DatasetConfig(Frozen):
         return self.s3 is not None and csv_url(self.s3.url)
 
     @property
+    def named_in_records(self) -> bool:
+        """Whether the names of its columns stand in a line that could be a record: of CSV, and of a query on CSV."""
+        if self.source == "file":
+            return self.header and self.csv
+        return any(csv_path(path) and not is_json(path) for path in self.files.values())
+
+    @property
     def in_batches(self) -> bool:
         """Whether it takes less memory to read it in batches than all its records do: everything but an npz file."""
         return self.path is None or not npz_path(self.path)
@@ -274,16 +281,3 @@ class EncoderConfig(Frozen):
     """
 
     path: Path
-
-
-def header_conflict(schema: DatasetSchema) -> str:
-    """What schema and owner of a CSV file say of its first line where they differ."""
-    said = ("holds records", "names the columns")
-    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
-
-
-def named_in_records(offered: DatasetConfig) -> bool:
-    """Whether the names of a dataset's columns stand in a line that could be a record: of CSV, and of a query on CSV."""
-    if offered.source == "file":
-        return offered.header and offered.csv
-    return any(csv_path(path) and not is_json(path) for path in offered.files.values())

@@ -6,13 +6,18 @@ its own key, so words that all operators agree on are those of one in which ever
 signs.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.identity import Credentials, Role
 from veilsum_node.identity.directory import Directory, check_words, read_directory
 from veilsum_node.identity.files import replace_file
-from veilsum_participant.settings.config import ParticipantConfig
+
+if TYPE_CHECKING:
+    from veilsum_participant.settings.config import ParticipantConfig
 
 _SHOW = "Run `veilsum participant directory show`, compare its words with the other sites, then `directory confirm`."
 

@@ -1,13 +1,18 @@
 """The files of frozen encoders and weights that a configuration names, told apart by their hashes. Nothing is loaded."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.phrases import unreadable
-from veilsum_participant.settings.dataset_config import EncoderConfig
+
+if TYPE_CHECKING:
+    from veilsum_participant.settings.dataset_config import EncoderConfig
 
 WEIGHTS = "file of base weights"
 """What a file of a model's frozen weights is called."""

@@ -2,8 +2,8 @@
 
 The front has the network and no file; the guard has keys and ledger and no network; a reader has its dataset, or that
 dataset's database; the process of networks has the encoders, and devices; a compiler has nothing; what serves metrics has its
-own certificate. Whoever starts them reads these bounds off the configuration; each takes them on before it does anything else
-(:mod:`veilsum_node.process.confinement`).
+own certificate; what verifies the ledger has the state's file. Whoever starts them reads these bounds off the configuration;
+each takes them on before it does anything else (:mod:`veilsum_node.process.confinement`).
 """
 
 import os
@@ -102,6 +102,13 @@ def metrics(config: ParticipantConfig) -> Bounds:
     return Bounds(read=read, apart=apart)
 
 
+def verifier(config: ParticipantConfig) -> Bounds:
+    """Bounds of the process that verifies the ledger: it reads the state's file, and what SQLite keeps beside it."""
+    state = config.state.resolve()
+    files = tuple(state.with_name(f"{state.name}{suffix}") for suffix in ("", "-wal", "-shm"))
+    return Bounds(read=files, apart=(config.identity, *_targets(config.identity), *_all_records(config)))
+
+
 def _renewed(path: Path, apart: Iterable[Path]) -> Path:
     """The folder of a file that another one takes the place of; the file alone where the folder holds what is not its own."""
     folder = path.resolve().parent
@@ -115,7 +122,8 @@ def bounds_of_all(config: ParticipantConfig) -> list[Bounds]:
         ConfigurationError: a file that they depend on cannot be read.
     """
     readers = [reader(config, name) for name in config.datasets]
-    return [front(config, config.route), guard(config), *readers, torch_worker(config), compiler(config), metrics(config)]
+    alone = (torch_worker(config), compiler(config), metrics(config), verifier(config))
+    return [front(config, config.route), guard(config), *readers, *alone]
 
 
 def confinement_faults(config: ParticipantConfig) -> list[ConfigurationError]:

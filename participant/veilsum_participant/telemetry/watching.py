@@ -2,29 +2,33 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from veilsum_node.database import open_readonly
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from veilsum_node.errors import VeilsumError
-from veilsum_node.telemetry.logs import about
+from veilsum_node.telemetry.logs import about, printable
+from veilsum_participant.boundary.verifying import LONGEST_WORDS, LedgerSaid
 from veilsum_participant.site import Site
 from veilsum_participant.worker.starting import WorkerStarter
-from veilsum_privacy.ledger import LedgerFault, LedgerReader
 
 LOG = logging.getLogger("veilsum.participant")
 
-MOST_SHOWN = 20
-"""Entries that a warning names."""
+Verify = Callable[[bytes], LedgerSaid]
+"""Has the site's ledger verified elsewhere, for an authority's certificate in DER."""
 
 
 @contextmanager
-def watched(site: Site, starter: WorkerStarter | None = None, address: str = "") -> Iterator[None]:
+def watched(
+    site: Site, starter: WorkerStarter | None = None, address: str = "", verify: Verify | None = None
+) -> Iterator[None]:
     """Watch a site: its metrics where it serves or shares any, and its ledger now and every ``verify_hours``.
 
     Args:
         starter: of the process that serves them; None for this one.
         address: where that process serves them.
+        verify: as of :class:`Verifier`.
 
     Raises:
         ConfigurationError: the endpoint cannot be served as configured.
@@ -35,19 +39,20 @@ def watched(site: Site, starter: WorkerStarter | None = None, address: str = "")
             from veilsum_participant.telemetry.metrics import monitored  # a thousand lines and a library, for these sites
 
             stack.enter_context(monitored(site, starter, address))
-        stack.callback(Verifier(site).stop)
+        stack.callback(Verifier(site, verify).stop)
         yield
 
 
 class Verifier:
-    """Verifies a site's ledger again and again, on a thread of its own and in a connection that can only read.
+    """Has a site's ledger verified again and again, on a thread of its own.
 
     Args:
         site: whose; its observer is told of every result.
+        verify: how; None for this process, which loads what it takes.
     """
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, verify: Verify | None = None) -> None:
+        self._site, self._elsewhere = site, verify
         self._stopping = threading.Event()
         site.ledger_known.clear()
         threading.Thread(target=self._loop, name="verify", daemon=True).start()
@@ -67,23 +72,30 @@ class Verifier:
     def verify(self) -> None:
         """Verify the ledger now, and tell the result."""
         site = self._site
-        try:
-            with open_readonly(site.config.state) as database:
-                found = LedgerReader(database).verify(authority=site.credentials.authority)
-        except LedgerFault as error:
-            LOG.error("the ledger does not verify: %s", error, extra=about("verified", reason="fault"))
-            site.ledger_fault = str(error)
+        said = self._said()
+        if said.fault:
+            LOG.error("the ledger does not verify: %s", said.fault, extra=about("verified", reason="fault"))
+            site.ledger_fault = printable(said.fault)
             site.observer.verification(False)
-        except VeilsumError as error:  # unread is not wrong: the result before stands, and grows old
-            LOG.error("the ledger cannot be verified: %s", error, extra=about("verified", reason="unreadable"))
-        except Exception as error:
-            LOG.error("the ledger cannot be verified: internal error", exc_info=error)
+        elif said.unread:  # unread is not wrong: the result before stands, and grows old
+            LOG.error("the ledger cannot be verified: %s", said.unread, extra=about("verified", reason="unreadable"))
         else:
-            LOG.info("ledger verified: %d entries, %d receipts", found.entries, found.receipts, extra=about("verified"))
-            if found.set_back:
-                numbers = ", ".join(map(str, found.set_back[:MOST_SHOWN]))
+            LOG.info("ledger verified: %d entries, %d receipts", said.entries, said.receipts, extra=about("verified"))
+            if said.set_back:
+                numbers = ", ".join(map(str, said.set_back))
                 LOG.warning(
                     "ledger entries %s have earlier times than the entries before them: the clock was set back", numbers
                 )
             site.ledger_fault = ""
             site.observer.verification(True)
+
+    def _said(self) -> LedgerSaid:
+        site = self._site
+        if self._elsewhere is None:
+            from veilsum_participant.worker.verifying import examined  # which a guard does without
+
+            return examined(site.config.state, site.credentials.authority)
+        try:
+            return self._elsewhere(site.credentials.authority.public_bytes(Encoding.DER))
+        except VeilsumError as error:
+            return LedgerSaid(unread=str(error)[:LONGEST_WORDS])

@@ -1,8 +1,8 @@
 """Tasks that another process traces: the guard's side, which imports no task.
 
-A compiler is of one study, and is ended after :data:`IDLE` seconds without work. It meets no record, so that it fails follows
-from what is public or noised. Whoever takes it over can have another question asked of a study's columns than the study says,
-at the price that the study declares: what it says of a task is held to the declaration
+A compiler is of one study, and is ended after :data:`.keeping.IDLE` seconds without work. It meets no record, so that it
+fails follows from what is public or noised. Whoever takes it over can have another question asked of a study's columns than
+the study says, at the price that the study declares: what it says of a task is held to the declaration
 (:func:`veilsum_privacy.computation.terms.check_terms`), its graphs are made anew of the kernel's primitives and name columns
 of the study's schema alone, and rows are clipped and noised as any. One that ends, or breaks a bound, is started once more; a
 study whose tasks cannot be traced twice is refused.
@@ -10,8 +10,6 @@ study whose tasks cannot be traced twice is refused.
 
 import json
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -43,9 +41,9 @@ from veilsum_participant.boundary.compiler import (
     TryTask,
 )
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.framing import Caller, FramedSocket
 from veilsum_participant.studies import Studies
-from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
+from veilsum_participant.worker.keeping import Kept, Pool
+from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.computation.contribution import Graphs
 from veilsum_privacy.computation.declared import ENCODER, DeclaredStudy, DeclaredTask, Given, Note
 from veilsum_privacy.computation.following import Following
@@ -60,16 +58,10 @@ from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 
 LOG = logging.getLogger("veilsum.participant")
 
-IDLE = 600.0
-"""Seconds that a compiler waits for more work."""
-
-MOST = 4
-"""Compilers that wait at a time; more run where more studies are computed."""
-
 _R = TypeVar("_R", bound=Message)
 
 
-class Compiling:
+class Compiling(Kept):
     """The compiler of one study; started when it is needed.
 
     Args:
@@ -78,12 +70,10 @@ class Compiling:
     """
 
     def __init__(self, starter: WorkerStarter, study: bytes) -> None:
-        self._starter, self._study = starter, study
-        self._running: tuple[StartedWorker, Caller] | None = None
+        super().__init__(starter, "compiler", CompilerFault)
+        self._study = study
         self._said: tuple[TaskSaid, ...] | None = None
         self._meant: Mapping[str, Floats] | None = None
-        self.lock = threading.RLock()
-        self.used = time.monotonic()
 
     def said(self, index: int) -> TaskSaid:
         """What was said of a task by its place in the study.
@@ -130,47 +120,31 @@ class Compiling:
                         "The study's tasks cannot be traced: the process that does it ends each time."
                     ) from error
                 LOG.warning("what traces a study's tasks ended and is started once more: %s", error)
-            finally:
-                self.used = time.monotonic()
         raise AssertionError
 
     def _begin(self) -> None:
-        if self._running is not None and not self._running[1].broken:
+        if self.begin() is None:
             return
-        self.end()
-        started = self._starter.start("compiler")
-        self._running = started, Caller(FramedSocket(started.socket), CompilerFault)
         self._meant = None
-        tasks = self._call(TakeStudy(self._study)).tasks
+        tasks = self._told(TakeStudy(self._study)).tasks
         if self._said is not None and tasks != self._said:
             raise BrokenError("A study's tasks are not what they were said to be.")
         self._said = tasks
 
     def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None) -> _R:
         if broadcast is not None and not _same(broadcast, self._meant):
-            self._call(TakeBroadcast(encode_broadcast(broadcast)))
+            self._told(TakeBroadcast(encode_broadcast(broadcast)))
             self._meant = broadcast
-        return self._call(request)
+        return self._told(request)
 
-    def _call(self, request: Inquiry[_R]) -> _R:
-        if self._running is None:
-            raise BrokenError("There is no compiler.")
+    def _told(self, request: Inquiry[_R]) -> _R:
         try:
-            return self._running[1].call(request)
+            return self.call(request)
         except CallFailedError as error:
             if not isinstance(error.failure, CompilerFault):
                 raise Misuse("What traces the study's tasks failed.") from error
             words, advice = printable(error.failure.words), printable(error.failure.advice)
             raise (HostileInput if error.failure.refused else Misuse)(words, advice) from error
-
-    def end(self) -> None:
-        """End the process; the next call starts another one."""
-        with self.lock:
-            running, self._running = self._running, None
-            self._meant = None
-            if running is not None:
-                running[1].close()
-                running[0].end()
 
 
 class WorkerStudies(Studies):
@@ -179,13 +153,10 @@ class WorkerStudies(Studies):
     def __init__(self, starter: WorkerStarter) -> None:
         super().__init__()
         self.graphs = Graphs()
-        self._starter = starter
-        self._compilers: dict[bytes, Compiling] = {}
-        self._guarding = threading.Lock()
-        self._timer: threading.Timer | None = None
+        self._compilers: Pool[bytes, Compiling] = Pool(lambda data: Compiling(starter, data), wait=False)
 
     def parsed(self, data: bytes) -> "CompiledStudy":
-        return CompiledStudy(parse_study(data), lambda: self._of(data))
+        return CompiledStudy(parse_study(data), lambda: self._compilers.of(data))
 
     def rehearse(self, task: DeclaredTask, arrays: Mapping[str, Floats] | None) -> None:
         if not isinstance(task, CompiledTask):
@@ -201,58 +172,11 @@ class WorkerStudies(Studies):
 
     def asked(self, study: Study) -> Mapping[str, str]:
         data = study.to_bytes()
-        return {fact.name: printable(fact.told) for fact in self._of(data).ask(AskWords(data)).facts}
+        return {fact.name: printable(fact.told) for fact in self._compilers.of(data).ask(AskWords(data)).facts}
 
     def close(self) -> None:
         """End all compilers."""
-        with self._guarding:
-            compilers, self._compilers = self._compilers, {}
-            timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-        for compiler in compilers.values():
-            compiler.end()
-
-    def _of(self, data: bytes) -> Compiling:
-        """The compiler of a study."""
-        with self._guarding:
-            found = self._compilers.get(data)
-            if found is None:
-                found = self._compilers[data] = Compiling(self._starter, data)
-            if self._timer is None:
-                self._watch()
-            found.used = time.monotonic()
-        self._end_idle()
-        return found
-
-    def _watch(self) -> None:
-        self._timer = threading.Timer(IDLE / 4, self._look)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _look(self) -> None:
-        self._end_idle()
-        with self._guarding:
-            self._timer = None
-            if self._compilers:
-                self._watch()
-
-    def _end_idle(self) -> None:
-        """End those that had no work for long, and of those that wait all but the last few; one that works goes on."""
-        now = time.monotonic()
-        with self._guarding:
-            latest = sorted(self._compilers.items(), key=lambda item: item[1].used, reverse=True)
-        for place, (data, compiler) in enumerate(latest):
-            if place < MOST and now - compiler.used < IDLE:
-                continue
-            if compiler.lock.acquire(blocking=False):
-                try:
-                    compiler.end()
-                    with self._guarding:
-                        if self._compilers.get(data) is compiler and now - compiler.used >= IDLE:
-                            del self._compilers[data]
-                finally:
-                    compiler.lock.release()
+        self._compilers.close()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Networks and programs computed in a process apart: the guard's side.
 
-A process is of one dataset and of one study, or one program, and is ended after :data:`IDLE` seconds without work, or when
-:data:`MOST` others were needed since. It holds torch, the features of the batch that it is given, and what a program
-remembers of features; never identifiers, columns of another dataset, keys or sums.
+A process is of one dataset and of one study, or one program, and is ended after :data:`.keeping.IDLE` seconds without work,
+or when :data:`.keeping.MOST` others were needed since. It holds torch, the features of the batch that it is given, and what a
+program remembers of features; never identifiers, columns of another dataset, keys or sums.
 
 A map that raises, and a process that ends or hangs in a batch, are alike: the batch failed, and the kernel has each of its
 records computed alone, in a process that is started anew where that is needed
@@ -11,9 +11,7 @@ absence, and no other's. What is left of the round's time, which is public, ends
 without records does.
 """
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,22 +21,17 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory
+from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Point, Prepare, Train
 from veilsum_participant.boundary.reader import WorkerFault
+from veilsum_participant.worker.keeping import Kept, Pool
 from veilsum_participant.worker.rows import sealed_rows
-from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
+from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.computation.declared import ENCODER, DeclaredTask, Encode, Note
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.requests import MapAt, Trained
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
-
-IDLE = 600.0
-"""Seconds that a process waits for more work."""
-
-MOST = 4
-"""Processes at a time."""
 
 LATER = 60.0
 """Seconds that a batch of at most 64 records may take, but for the first one of a process (:data:`.maps.FIRST`)."""
@@ -50,16 +43,13 @@ class MapFailedError(VeilsumError):
     """A map could not be computed elsewhere."""
 
 
-class Compute:
+class Compute(Kept):
     """A process that computes maps of one dataset's records for one study, or by one program; started when it is needed."""
 
     def __init__(self, starter: WorkerStarter, dataset: str) -> None:
-        self._starter, self._dataset = starter, dataset
-        self._lock = threading.RLock()
-        self._running: tuple[StartedWorker, Caller] | None = None
+        super().__init__(starter, "maps", WorkerFault, dataset)
         self._ready: dict[type[Inquiry[Any]], Inquiry[Any]] = {}
         self._warm = False
-        self.used = time.monotonic()
 
     def ready(self, *requests: Inquiry[Any], seconds: float = FIRST) -> None:
         """Have the process prepared by these requests, which follow one another.
@@ -67,10 +57,10 @@ class Compute:
         Raises:
             MapFailedError: it cannot be.
         """
-        with self._lock:
+        with self.lock:
             anew = False
             for request in requests:
-                if anew or self._ready.get(type(request)) is not request or self._running is None:
+                if anew or self._ready.get(type(request)) is not request or self.broken:
                     anew = True
                     self._ask(request, seconds)
                     self._ready[type(request)] = request
@@ -81,7 +71,7 @@ class Compute:
         Raises:
             MapFailedError: it raised, or the process is gone, late, or gave something else.
         """
-        with self._lock:
+        with self.lock:
             left = FIRST if until is None else until - time.monotonic()
             self.ready(*prepared, seconds=min(FIRST, left))
             memory = SealedMemory.of(np.ascontiguousarray(given, dtype=np.float64).data) if given.size else None
@@ -99,7 +89,7 @@ class Compute:
         Raises:
             MapFailedError: as of :meth:`apply`.
         """
-        with self._lock:
+        with self.lock:
             self.ready(*prepared, seconds=min(FIRST, until - time.monotonic()))
             rows = sealed_rows(records)
             request = Train(rows.rows, records.features.shape[1], int(records.labels is not None), rows.memory)
@@ -110,76 +100,32 @@ class Compute:
 
     def _ask(self, request: Inquiry[_R], seconds: float) -> _R:
         try:
-            if self._running is None:
-                started = self._starter.start("maps", self._dataset)
-                self._running = started, Caller(FramedSocket(started.socket), WorkerFault)
+            if self.begin() is not None:
                 self._ready, self._warm = {}, False
-            return self._running[1].call(request, max(0.0, seconds))
+            return self.call(request, max(0.0, seconds))
         except CallFailedError as error:
             raise MapFailedError("A map cannot be computed on a batch, or a process not be prepared.") from error
         except (BrokenError, VeilsumError) as error:
             self.end()
             raise MapFailedError("A process that computes maps ended, or took too long.") from error
-        finally:
-            self.used = time.monotonic()
-
-    def end(self) -> None:
-        """End the process; the next call starts another one."""
-        with self._lock:
-            running, self._running = self._running, None
-            self._ready = {}
-            if running is not None:
-                running[1].close()
-                running[0].end()
 
 
 class Computing:
-    """The processes of a site that compute maps."""
+    """The processes of a site that compute maps.
+
+    Attributes:
+        close: ends all of them.
+        weights: paths of files of frozen weights, by their hash.
+    """
 
     def __init__(self, starter: WorkerStarter) -> None:
-        self._starter = starter
-        self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], Compute] = OrderedDict()
-        self._timer: threading.Timer | None = None
+        self._kept: Pool[tuple[str, str], Compute] = Pool(lambda key: Compute(starter, key[0]), wait=True)
+        self.close = self._kept.close
         self.weights: dict[str, str] = {"": ""}
-        """Paths of files of frozen weights, by their hash."""
 
     def of(self, dataset: str, purpose: str) -> Compute:
         """The process of a dataset for a purpose."""
-        with self._lock:
-            found = self._known.pop((dataset, purpose), None) or Compute(self._starter, dataset)
-            self._known[dataset, purpose] = found
-            others = [self._known.popitem(last=False)[1] for _ in range(len(self._known) - MOST)]
-            if self._timer is None:
-                self._timer = threading.Timer(IDLE / 2, self._look)
-                self._timer.daemon = True
-                self._timer.start()
-        for other in others:
-            other.end()
-        return found
-
-    def _look(self) -> None:
-        """End the process of those that had no work for long."""
-        with self._lock:
-            self._timer = None
-            idle = [compute for compute in self._known.values() if time.monotonic() - compute.used > IDLE]
-        for compute in idle:
-            compute.end()
-        if self._known:
-            with self._lock:
-                self._timer = threading.Timer(IDLE / 2, self._look)
-                self._timer.daemon = True
-                self._timer.start()
-
-    def close(self) -> None:
-        """End all of them."""
-        with self._lock:
-            known, self._known = self._known, OrderedDict()
-            timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-        for compute in known.values():
-            compute.end()
+        return self._kept.of((dataset, purpose))
 
 
 class ProgramElsewhere:

@@ -9,21 +9,18 @@ contributes what one without records does; before, no record is read. A reader t
 once more.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import SecretStr
-
-from veilsum_node.errors import ConfigurationError, DataError, Unavailable, VeilsumError, raising
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable, VeilsumError
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.framing import Caller, FramedSocket
 from veilsum_participant.boundary.reader import (
     AskShare,
     BeginRows,
@@ -36,16 +33,17 @@ from veilsum_participant.boundary.reader import (
     WorkerFault,
 )
 from veilsum_participant.datasets import Batches, Datasets, Snapshot
-from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
+from veilsum_participant.settings.told import plain
+from veilsum_participant.worker.keeping import Kept
 from veilsum_participant.worker.rows import opened_rows
-from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
+from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.computation.contribution import Elsewhere
 from veilsum_privacy.computation.declared import DeclaredTask, Encode
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
+    from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
     from veilsum_participant.worker.elsewhere import Computing
 
 LOG = logging.getLogger("veilsum.participant")
@@ -58,20 +56,10 @@ _R = TypeVar("_R", bound=Message)
 _SEEN = "The reader's own log says why; so does `veilsum participant check`, which looks at the dataset as the reader does."
 
 
-@dataclass
-class _RunningReader:
+class _Reader(Kept):
     """A reader's process; ``waited`` for what followed a check, if it did."""
 
-    started: StartedWorker
-    waited: bool = False
-    caller: Caller = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.caller = Caller(FramedSocket(self.started.socket), WorkerFault)
-
-    def end(self) -> None:
-        self.caller.close()
-        self.started.end()
+    waited = False
 
 
 class WorkerDatasets(Datasets):
@@ -80,7 +68,7 @@ class WorkerDatasets(Datasets):
     def __init__(self, starter: WorkerStarter) -> None:
         super().__init__()
         self._starter = starter
-        self._waiting: dict[tuple[str, bytes], tuple[_RunningReader, threading.Timer]] = {}
+        self._waiting: dict[tuple[str, bytes], tuple[_Reader, threading.Timer]] = {}
         self._lock = threading.Lock()
         self._computing: Computing | None = None
 
@@ -141,6 +129,7 @@ class WorkerDatasets(Datasets):
 
     def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
         from veilsum_participant.boundary.maps import EncodeBy  # which a site does without where no study has a network
+        from veilsum_participant.settings.encoder_files import find_path
         from veilsum_participant.worker.elsewhere import MapFailedError, ProgramElsewhere
 
         path = find_path(encoders, declared.sha256).absolute()
@@ -155,6 +144,7 @@ class WorkerDatasets(Datasets):
 
     def hold_weights(self, name: str, encoders: Mapping[str, EncoderConfig], task: DeclaredTask, device: str) -> None:
         from veilsum_participant.boundary.maps import Prepare  # as above
+        from veilsum_participant.settings.encoder_files import WEIGHTS, find_path
         from veilsum_participant.worker.elsewhere import MapFailedError
 
         path, maps = find_path(encoders, task.terms.weights, WEIGHTS).absolute(), self._maps()
@@ -171,7 +161,7 @@ class WorkerDatasets(Datasets):
 
         return RoundMaps(self._maps(), name, device, seconds)
 
-    def _maps(self) -> "Computing":
+    def _maps(self) -> Computing:
         """The processes that compute networks and programs, of which none runs before one is asked for."""
         from veilsum_participant.worker.elsewhere import Computing
 
@@ -192,7 +182,7 @@ class WorkerDatasets(Datasets):
 
     # -- readers ---------------------------------------------------------------------------------------------------------
 
-    def _begun(self, name: str, offered: DatasetConfig, request: Inquiry[_R], until: float) -> tuple[_RunningReader, _R]:
+    def _begun(self, name: str, offered: DatasetConfig, request: Inquiry[_R], until: float) -> tuple[_Reader, _R]:
         """The answer to the first request of a reading, and the reader that gave it; one that is gone is started once more."""
         key = (name, offered_bytes(offered))
         for last in (False, True):
@@ -207,17 +197,18 @@ class WorkerDatasets(Datasets):
                 LOG.warning("the reader of dataset %s ended and is started once more", name)
         raise AssertionError
 
-    def _reader(self, key: tuple[str, bytes]) -> _RunningReader:
+    def _reader(self, key: tuple[str, bytes]) -> _Reader:
         """A reader of the dataset that waits, or a new one."""
         with self._lock:
             found = self._waiting.pop(key, None)
         if found is not None:
             found[1].cancel()
-            if not found[0].caller.broken:
+            if not found[0].broken:
                 return found[0]
             found[0].end()
         name, offered = key
-        reader = _RunningReader(self._starter.start("reader", name))
+        reader = _Reader(self._starter, "reader", WorkerFault, name)
+        reader.begin()
         try:
             self._ask(reader, name, OpenDataset(name, offered))
         except BaseException:
@@ -225,7 +216,7 @@ class WorkerDatasets(Datasets):
             raise
         return reader
 
-    def _wait(self, key: tuple[str, bytes], reader: _RunningReader) -> None:
+    def _wait(self, key: tuple[str, bytes], reader: _Reader) -> None:
         """Let a reader wait for a reading; one at most for a dataset."""
         timer = threading.Timer(IDLE, self._expire, (key, reader))
         timer.daemon = True
@@ -238,7 +229,7 @@ class WorkerDatasets(Datasets):
             before[1].cancel()
             before[0].end()
 
-    def _expire(self, key: tuple[str, bytes], reader: _RunningReader) -> None:
+    def _expire(self, key: tuple[str, bytes], reader: _Reader) -> None:
         with self._lock:
             found = self._waiting.get(key)
             if found is None or found[0] is not reader:
@@ -247,7 +238,7 @@ class WorkerDatasets(Datasets):
         reader.end()
 
     @staticmethod
-    def _ask(reader: _RunningReader, name: str, request: Inquiry[_R], until: float | None = None) -> _R:
+    def _ask(reader: _Reader, name: str, request: Inquiry[_R], until: float | None = None) -> _R:
         """Ask a reader.
 
         Raises:
@@ -255,7 +246,7 @@ class WorkerDatasets(Datasets):
         """
         left = None if until is None else max(0.0, until - time.monotonic())
         try:
-            return reader.caller.call(request, left)
+            return reader.call(request, left)
         except CallFailedError as failed:
             raise _failure(name, failed.failure) from failed
         except BrokenError as error:
@@ -290,26 +281,4 @@ def _schema_bytes(schema: DatasetSchema) -> bytes:
 
 def offered_bytes(offered: DatasetConfig) -> bytes:
     """What is configured of a dataset, as JSON, with what is secret in it: for its own reader."""
-    return json.dumps(plain(offered.model_dump()), sort_keys=True).encode()
-
-
-def plain(value: object) -> object:
-    """What is configured, as JSON has it: secrets as they are, for a process of the same site.
-
-    Raises:
-        ConfigurationError: a path is not UTF-8, which no other process could be told.
-    """
-    match value:
-        case SecretStr():
-            return value.get_secret_value()
-        case Path():
-            told = str(value.absolute())
-            with raising(ConfigurationError(f"The path {told!a} is not UTF-8.", "Rename it."), on=UnicodeError):
-                told.encode()
-            return told
-        case Mapping():
-            return {key: plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-        case _:
-            return value
+    return json.dumps(plain(offered), sort_keys=True).encode()

@@ -22,7 +22,8 @@ from typing import Any
 
 from sqlalchemy import inspect
 
-from veilsum_node.database import open_database, open_readonly
+from veilsum_node.database import open_database
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file, read_private

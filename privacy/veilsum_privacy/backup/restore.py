@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 import sqlalchemy as sa
 
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.driver_faults import typed_faults
 from veilsum_node.errors import HostileInput, StateError, VeilsumError
 from veilsum_node.file_names import is_name

@@ -13,7 +13,7 @@ from typing import Any
 
 from cryptography import x509
 
-from veilsum_node.database import open_readonly
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role
 from veilsum_node.identity.files import read_file

@@ -11,25 +11,25 @@ if TYPE_CHECKING:
     from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation
     from veilsum_privacy.ledger.export import Exported, read_export, write_csv, write_jsonl
     from veilsum_privacy.ledger.faults import LedgerFault
-    from veilsum_privacy.ledger.kept_receipts import KeptReceipt
     from veilsum_privacy.ledger.ledger import Ledger
     from veilsum_privacy.ledger.mirror import Mirror, Mirrored
     from veilsum_privacy.ledger.reader import LedgerReader
     from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
     from veilsum_privacy.ledger.statements import Headroom, Spending
-    from veilsum_privacy.ledger.verification import LedgerSource, Verification, verify_ledger
+    from veilsum_privacy.ledger.verification import Verification, verify_ledger
+    from veilsum_privacy.ledger.walking import KeptReceipt, LedgerSource
 
 _WHERE = {
     "Budget": "entries",
     "Entry": "entries",
     "Exported": "export",
     "Headroom": "statements",
-    "KeptReceipt": "kept_receipts",
+    "KeptReceipt": "walking",
     "Kind": "entries",
     "Ledger": "ledger",
     "LedgerFault": "faults",
     "LedgerReader": "reader",
-    "LedgerSource": "verification",
+    "LedgerSource": "walking",
     "Mechanism": "entries",
     "Mirror": "mirror",
     "Mirrored": "mirror",

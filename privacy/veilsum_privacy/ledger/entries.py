@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
@@ -319,17 +319,11 @@ class Entry:
         Raises:
             HostileInput: the entry describes none, or not all of it.
         """
-        if (
-            self.study is None or self.round is None or self.attempt is None or self.context is None
-            or self.population is None or self.dataset is None or self.mechanism is None
-            or self.unit is None or self.cohort_size is None
-        ):  # fmt: skip
+        about: list[Any] = [getattr(self, item.name) for item in fields(Reservation)]
+        if None in about:
             raise HostileInput("The ledger entry describes no complete release.")
         try:
-            return Reservation(
-                self.study, self.round, self.attempt, self.context, self.population, self.dataset, self.mechanism, self.unit,
-                self.cohort_size,
-            )  # fmt: skip
+            return Reservation(*about)
         except Misuse as error:
             raise HostileInput(error.message) from error
 

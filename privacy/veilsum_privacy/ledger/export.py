@@ -21,11 +21,11 @@ from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
 from veilsum_privacy.ledger.entries import MECHANISMS, Entry
 from veilsum_privacy.ledger.faults import LedgerFault
-from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow, certificate_fingerprint
+from veilsum_privacy.ledger.kept_receipts import certificate_fingerprint
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.rows import COLUMNS, Row, read_row, unhex
 from veilsum_privacy.ledger.tables import ledger_table
-from veilsum_privacy.ledger.verification import ChainStep, ChainWalk, LedgerSource
+from veilsum_privacy.ledger.walking import ChainStep, ChainWalk, KeptReceipt, KeptRow, LedgerSource
 
 FORMAT = "veilsum-ledger/1"
 MAX_LINE = 1 << 20

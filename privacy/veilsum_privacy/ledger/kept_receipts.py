@@ -1,106 +1,21 @@
 """Receipts as a ledger keeps them, beside the entry that covers them by their digest.
 
 A site keeps a whole cohort's receipts with its charge, the coordinator's mirror with the entry that it countersigns. What is
-kept is other parties' word: it is for whoever verifies a ledger later (:mod:`veilsum_privacy.ledger.verification`).
+kept is other parties' word: it is for whoever verifies a ledger later (:mod:`veilsum_privacy.ledger.walking` reads it).
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, insert, select
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.checks import CheckedReceipt
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt
-from veilsum_privacy.ledger.rows import unhex
+from veilsum_privacy.ledger.receipts import Receipt
 from veilsum_privacy.ledger.tables import certificate_table, receipt_table
 
 _COLUMNS = receipt_table.c
-
-
-@dataclass(frozen=True)
-class KeptReceipt:
-    """A receipt as a ledger keeps it.
-
-    Attributes:
-        entry: number of the entry that covers it.
-        position: in the cohort, from 0.
-        receipt: the exact bytes with their signature.
-        certificate: of its signer, DER.
-        consent: SHA-256 of what the signer consented with, in a mirror that knows it.
-    """
-
-    entry: int
-    position: int
-    receipt: SignedReceipt
-    certificate: bytes
-    consent: bytes | None
-
-    @cached_property
-    def parsed(self) -> Receipt:
-        """What it says; whether it was signed is another matter.
-
-        Raises:
-            HostileInput: malformed.
-        """
-        return parse_receipt(self.receipt.body)
-
-
-@dataclass(frozen=True)
-class KeptRow:
-    """A kept receipt as it was read, from a database or an export; nothing about it is certain yet.
-
-    Attributes:
-        values: by name; a database repeats some of what the body says, and holds the consent itself instead of its hash.
-    """
-
-    values: Mapping[str, Any]
-
-    @property
-    def entry(self) -> Any:
-        """Number of the entry that covers it."""
-        return self.values.get("entry")
-
-    @staticmethod
-    def hash_consent(consent: str) -> str:
-        """What an export holds of a consent: enough to know it again. Both in hexadecimal.
-
-        Raises:
-            ValueError: it is not lower-case hexadecimal.
-        """
-        return hashlib.sha256(unhex(consent)).hexdigest()
-
-    def read(self, certificates: Mapping[str, bytes]) -> KeptReceipt:
-        """Turn it into a kept receipt, and compare what is repeated.
-
-        Args:
-            certificates: DER by fingerprint.
-
-        Raises:
-            HostileInput: it is malformed, its columns contradict it, or its certificate is missing.
-        """
-        values = self.values
-        try:
-            entry, position, body = values["entry"], values["position"], values["body"].encode()
-            signature, fingerprint = unhex(values["signature"]), values["certificate"]
-            consented = values.get("consented")
-            if values.get("consent") is not None:
-                consented = self.hash_consent(values["consent"])
-            consent = None if consented is None else unhex(consented)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise HostileInput("A kept receipt is malformed.") from error
-        if type(entry) is not int or type(position) is not int or (consent is not None and len(consent) != 32):
-            raise HostileInput("A kept receipt is malformed.")
-        if fingerprint not in certificates:
-            raise HostileInput("The certificate of a kept receipt is missing.")
-        kept = KeptReceipt(entry, position, SignedReceipt(body, signature), certificates[fingerprint], consent)
-        repeated = receipt_columns(kept.parsed)
-        if "context" in values and any(values.get(name) != value for name, value in repeated.items()):
-            raise HostileInput("The columns of a kept receipt contradict it.")
-        return kept
 
 
 def check_numbers(connection: Connection, checked: Sequence[CheckedReceipt]) -> None:

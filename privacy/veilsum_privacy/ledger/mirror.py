@@ -23,7 +23,7 @@ from veilsum_privacy.ledger.chain import Appended, Chain
 from veilsum_privacy.ledger.checks import check_cohort
 from veilsum_privacy.ledger.countersigning import countersign
 from veilsum_privacy.ledger.entries import Kind, Mechanism
-from veilsum_privacy.ledger.kept_receipts import KeptRow, check_numbers, keep_receipts
+from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_receipts
 from veilsum_privacy.ledger.reader import ChainReader
 from veilsum_privacy.ledger.receipts import (
     CONSENT_BYTES,
@@ -36,6 +36,7 @@ from veilsum_privacy.ledger.receipts import (
 )
 from veilsum_privacy.ledger.rows import unhex
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table
+from veilsum_privacy.ledger.walking import KeptRow
 
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c

@@ -1,13 +1,15 @@
 """Read a ledger, a site's or a coordinator's mirror: what was spent, every entry, the receipts kept with them, and the proof.
 
 Reads open their own connection, or use that of a transaction they belong to. Nothing here writes, and no key is needed: a
-database from :func:`veilsum_node.database.open_readonly` will do.
+database from :func:`veilsum_node.database_places.open_readonly` will do.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 from sqlalchemy import Connection, Select, bindparam, func, inspect, select
@@ -18,19 +20,19 @@ from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism
 from veilsum_privacy.ledger.gate import require_budget
-from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
 from veilsum_privacy.ledger.migrations import COMPONENT, PACKAGE
-from veilsum_privacy.ledger.rows import read_row, unhex
+from veilsum_privacy.ledger.rows import read_row
 from veilsum_privacy.ledger.statements import Headroom, Spending, change_policy, estimate_of
-from veilsum_privacy.ledger.tables import certificate_table, ledger_table, receipt_table
+from veilsum_privacy.ledger.tables import ledger_table, receipt_table
 from veilsum_privacy.ledger.totals import Follower
-from veilsum_privacy.ledger.verification import ChainStep, ChainWalk, LedgerSource, Verification, verify_ledger
+
+if TYPE_CHECKING:
+    from veilsum_privacy.ledger.verification import Verification
+    from veilsum_privacy.ledger.walking import ChainWalk, KeptReceipt, LedgerSource
 
 _COLUMNS = ledger_table.c
-_KEPT = receipt_table.c
 _LAST = select(_COLUMNS.seq, _COLUMNS.hash).order_by(_COLUMNS.seq.desc()).limit(1)
 _POSITION = select(_COLUMNS.seq).where(_COLUMNS.hash == bindparam("hash"))
-_KEPT_QUERY = select(receipt_table).order_by(_KEPT.entry, _KEPT.position)
 
 
 class ChainReader:
@@ -114,7 +116,7 @@ class ChainReader:
         if until is not None:
             query = query.where(_COLUMNS.time < until)
         with self._reading(connection) as reader:
-            return [read_row(row) for row in _rows(reader, query)]
+            return [read_row(row) for row in rows_of(reader, query)]
 
     def receipts(
         self,
@@ -139,17 +141,10 @@ class ChainReader:
         }
         if not self._keeps_receipts:
             return []
-        query = _KEPT_QUERY.where(_KEPT.entry >= first)
-        for name, value in wanted.items():
-            if value is not None:
-                query = query.where(_KEPT[name] == value)
+        from veilsum_privacy.ledger.walking import kept_receipts  # which a site does without
+
         with self._reading(connection) as reader:
-            rows = list(_rows(reader, query))
-            signers = select(certificate_table).where(
-                certificate_table.c.fingerprint.in_({row["certificate"] for row in rows})
-            )
-            certificates = _certificates(reader.execute(signers))
-        return [KeptRow(row).read(certificates) for row in rows]
+            return kept_receipts(reader, first, wanted)
 
     def head(self, connection: Connection | None = None) -> bytes:
         """Hash of the last entry (32 bytes): names the whole ledger."""
@@ -171,6 +166,8 @@ class ChainReader:
             LedgerFault: names the first entry that fails.
             Unavailable, Damage: the database cannot be read.
         """
+        from veilsum_privacy.ledger.verification import verify_ledger  # which who books does without
+
         return verify_ledger(self, authority=authority, head=head, against=against)
 
     @contextmanager
@@ -180,21 +177,10 @@ class ChainReader:
         Raises:
             Unavailable, Damage: the database cannot be read.
         """
-        with self.database.reading() as reader:
-            certificates = _certificates(reader.execute(select(certificate_table))) if self._keeps_receipts else {}
-            yield ChainWalk(certificates, self._steps(reader))
+        from veilsum_privacy.ledger.walking import walked
 
-    def _steps(self, reader: Connection) -> Iterator[ChainStep]:
-        kept = iter(_rows(reader, _KEPT_QUERY)) if self._keeps_receipts else iter(())
-        ahead = next(kept, None)
-        for row in _rows(reader, select(ledger_table).order_by(_COLUMNS.seq)):
-            mine: list[KeptRow] = []
-            while ahead is not None and type(ahead["entry"]) is type(row["seq"]) is int and ahead["entry"] <= row["seq"]:
-                mine.append(KeptRow(ahead))
-                ahead = next(kept, None)
-            yield ChainStep(row, mine)
-        if ahead is not None:
-            yield ChainStep({}, [KeptRow(ahead)])
+        with self.database.reading() as reader:
+            yield walked(reader, keeps=self._keeps_receipts)
 
     def _reading(self, connection: Connection | None) -> AbstractContextManager[Connection]:
         return self.database.reading() if connection is None else nullcontext(connection)
@@ -276,15 +262,7 @@ class LedgerReader(ChainReader):
         return Headroom(require_budget(budget, population), *figures)
 
 
-def _certificates(rows: Iterable[Any]) -> dict[str, bytes]:
-    """Certificates by fingerprint; what is none is missed where it is needed."""
-    certificates: dict[str, bytes] = {}
-    for row in rows:
-        with suppress(TypeError, ValueError):
-            certificates[str(row.fingerprint)] = unhex(row.certificate)
-    return certificates
-
-
-def _rows(connection: Connection, query: Select[Any]) -> Iterator[dict[str, Any]]:
+def rows_of(connection: Connection, query: Select[Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a query, as they are read."""
     for row in connection.execute(query.execution_options(yield_per=1000)).mappings():
         yield {str(name): value for name, value in row.items()}

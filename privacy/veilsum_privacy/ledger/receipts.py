@@ -67,25 +67,9 @@ class Receipt:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
-        return canonical(
-            {
-                "v": self.version,
-                "study": self.study,
-                "participant": self.participant,
-                "round": self.round,
-                "attempt": self.attempt,
-                "context": self.context,
-                "payload": self.payload,
-                "number": self.number,
-                "head": self.head,
-                "dataset": self.dataset,
-                "event": self.mechanism.to_json(),
-                "colluders": self.mechanism.noise.colluders,
-                "unit": self.unit,
-                "cohort_size": self.cohort_size,
-                "consent": self.consent,
-            }
-        )
+        mechanism = {"event": self.mechanism.to_json(), "colluders": self.mechanism.noise.colluders}
+        said = {**vars(self), **mechanism, "v": self.version}
+        return canonical({name: said[name] for name in _RECEIPT_FIELDS})
 
     def commits_to(self, proof: bytes) -> bool:
         """Whether :func:`consent_proof` of a consent is of the one that its sender may give for this receipt."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger.entries import Entry, Kind
-from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import Countersignature
 from veilsum_privacy.ledger.verification import Heads
+from veilsum_privacy.ledger.walking import KeptReceipt
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ certificate can say (``authority``); without it, the one that the ledger names i
 The receipts and countersignatures that entries cover: all there, signed, about the entry's release, never seen before.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from cryptography import x509
 
@@ -19,7 +18,6 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Label, Role, federation_id, verify
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.faults import LedgerFault, require
-from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
 from veilsum_privacy.ledger.keys import KeyRing
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
@@ -34,34 +32,9 @@ from veilsum_privacy.ledger.rows import HIDING, NO_HASH, Row, check_types, facts
 from veilsum_privacy.ledger.rules import Rules, SiteRules, described, described_by
 from veilsum_privacy.ledger.statements import estimate_of
 from veilsum_privacy.ledger.totals import Standing
+from veilsum_privacy.ledger.walking import ChainStep, KeptReceipt, KeptRow, LedgerSource
 
 ADVICE = "Keep the file as it is and compare it with the mirror."
-
-
-class ChainStep(NamedTuple):
-    """One entry of a walk: its row, and what is kept with it; an empty row if that belongs to no entry."""
-
-    row: Row
-    kept: Sequence[KeptRow]
-
-
-class ChainWalk(NamedTuple):
-    """Everything that a ledger holds, as one state of it.
-
-    Attributes:
-        certificates: kept with receipts, DER by fingerprint.
-        steps: every entry in order.
-    """
-
-    certificates: Mapping[str, bytes]
-    steps: Iterator[ChainStep]
-
-
-class LedgerSource(Protocol):
-    """What can be verified: a reader of a database, or an export."""
-
-    def walk(self) -> AbstractContextManager[ChainWalk]:
-        """Read everything."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -124,17 +124,32 @@ class CheckAnswer(NamedTuple):
     signature: bytes
 
 
+@dataclass(frozen=True)
+class Signed:
+    """The exact bytes of a statement with their signature."""
+
+    body: bytes
+    signature: bytes
+
+
 class _Statement:
     """What a party signs of a sum."""
+
+    label: ClassVar[Label]
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
         return canonical({"v": 6, **vars(self)})
 
+    def sign(self, key: SigningKey) -> Signed:
+        """Sign it."""
+        body = self.to_bytes()
+        return Signed(body, key.sign(self.label, body))
+
 
 @dataclass(frozen=True)
-class CheckStatement(_Statement):
-    """What a member signs when it answers a challenge.
+class _OfMember(_Statement):
+    """What a member signs.
 
     Attributes:
         study: digest of the study.
@@ -143,7 +158,6 @@ class CheckStatement(_Statement):
         context: digest c of the attempt.
         challenge: rho.
         sum: D.
-        words: its answer.
     """
 
     study: bytes
@@ -153,25 +167,22 @@ class CheckStatement(_Statement):
     context: bytes
     challenge: bytes
     sum: bytes
+
+
+@dataclass(frozen=True)
+class CheckStatement(_OfMember):
+    """What a member signs when it answers a challenge; ``words`` are its answer."""
+
+    label = Label.CHECK
     words: tuple[int, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
-class ConsentStatement(_Statement):
-    """What a member signs with its consent: for which answers, of all members, it gives it.
+class ConsentStatement(_OfMember):
+    """What a member signs with its consent: for which answers, of all members, it gives it; ``checks`` is their
+    :func:`checks_digest` in the cohort's order."""
 
-    Attributes:
-        study, participant, round, attempt, context, challenge, sum: as of :class:`CheckStatement`.
-        checks: :func:`checks_digest` of all members' answers, in the cohort's order.
-    """
-
-    study: bytes
-    participant: str
-    round: int
-    attempt: int
-    context: bytes
-    challenge: bytes
-    sum: bytes
+    label = Label.CONSENT
     checks: bytes
 
 
@@ -184,38 +195,13 @@ class SumStatement(_Statement):
         coordinator: the signer's name.
     """
 
+    label = Label.SUM
     study: bytes
     coordinator: str
     round: int
     attempt: int
     context: bytes
     sum: bytes
-
-
-@dataclass(frozen=True)
-class Signed:
-    """The exact bytes of a statement with their signature."""
-
-    body: bytes
-    signature: bytes
-
-
-def sign_check(statement: CheckStatement, key: SigningKey) -> Signed:
-    """Sign an answer."""
-    body = statement.to_bytes()
-    return Signed(body, key.sign(Label.CHECK, body))
-
-
-def sign_consent(statement: ConsentStatement, key: SigningKey) -> Signed:
-    """Sign for the answers that a consent is given to."""
-    body = statement.to_bytes()
-    return Signed(body, key.sign(Label.CONSENT, body))
-
-
-def sign_sum(statement: SumStatement, key: SigningKey) -> Signed:
-    """Sign for a sum that is fixed."""
-    body = statement.to_bytes()
-    return Signed(body, key.sign(Label.SUM, body))
 
 
 def checks_digest(bodies: Sequence[bytes]) -> bytes:

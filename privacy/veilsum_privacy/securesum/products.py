@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import Misuse, StateError
 from veilsum_privacy.securesum import short_products
-from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.ring import RingParameters
-from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
+
+if TYPE_CHECKING:
+    from veilsum_privacy.securesum.integer_products import IntegerProducts
+    from veilsum_privacy.securesum.seal_files import Template
 
 BATCH = 16
 """Polynomials that are multiplied at a time: the most that SEAL holds in one ciphertext."""
@@ -99,6 +101,9 @@ class KeyProducts:
     """
 
     def __init__(self, key: Integers, ring: RingParameters) -> None:
+        from veilsum_privacy.securesum.integer_products import IntegerProducts  # short vectors need neither
+        from veilsum_privacy.securesum.seal_files import Scratch
+
         if key.shape != (ring.degree,) or 2 * int(np.abs(key).max()) >= _PLAIN_MODULUS:
             raise Misuse("A key has one short coefficient for each of its ring's degree.")
         self._ring, self._zero = ring, not key.any()
@@ -152,6 +157,8 @@ def _context(ring: RingParameters) -> Any:
 @lru_cache(maxsize=4 * BATCH)
 def _templates(ring: RingParameters, polynomials: int) -> Template:
     """What the library writes around the numbers of so many polynomials: a plaintext of one, a ciphertext of more."""
+    from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
+
     context, scratch, sealapi = _context(ring), Scratch(), _seal()
     item: Any
     if polynomials == 1:

@@ -8,27 +8,14 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, StringConstraints
-
-from veilsum_node.fields import Frozen
+from veilsum_privacy.study.schema import CodeGroup
 
 LONGEST = 64
 """Characters of the longest text that is a code."""
 
-MAX_CODES = 60_000
-"""Codes and ranges that a column's groups may name together; a study is at most 1 MiB."""
-
 _MARKS = " .-\u2020*+!#"
 """What may follow a code: the dash of a category without its subdivision (E11.-), ICD-10's dagger, asterisk and the like."""
-
-
-class CodeGroup(Frozen):
-    """One group and its codes: ``E11``, with all below it, or all from ``E10..E14``."""
-
-    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    codes: tuple[str, ...] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -83,6 +70,7 @@ class Groups:
     """
 
     def __init__(self, system: CodeSystem, groups: Iterable[tuple[str, Sequence[str]]]) -> None:
+        self.system = system
         self._codes: dict[str, int] = {}
         ranges: dict[int, list[tuple[str, str, int]]] = {}
         names = []

@@ -32,12 +32,6 @@ TASK_NAMES: tuple[str, ...] = (
 """Every task of this version: first those that read records, then those that read only what was kept."""
 
 
-JOINT_ONLY: frozenset[str] = frozenset(
-    {"calibration-step", "hazard-step", "newton-step", "score-products", "tables", "tree-gradients", "within-moments"}
-)
-"""Tasks that have no sum which shows each site's own part."""
-
-
 class Former(NamedTuple):
     """A task that there was: the last version that has it, and the task that does what it did."""
 

@@ -7,12 +7,14 @@ Features are scaled to [-1, 1] by these bounds. This module describes; reading f
 from collections.abc import Iterator
 from datetime import date
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from veilsum_node.fields import SMALLEST, Frozen, Name, Real
-from veilsum_privacy.study.codes import MAX_CODES, SYSTEMS, TABLES, CodeGroup, Groups
+
+if TYPE_CHECKING:
+    from veilsum_privacy.study.codes import Groups
 
 MAX_NAME = 128
 """Characters of a column's name."""
@@ -22,6 +24,9 @@ MAX_LABEL = 128
 
 MAX_CATEGORIES = 256
 """Categories of a column."""
+
+MAX_CODES = 60_000
+"""Codes and ranges that a column's groups may name together; a study is at most 1 MiB."""
 
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 
@@ -145,6 +150,13 @@ def _text(item: object) -> str:
     return str(item.get("name") if isinstance(item, dict) else getattr(item, "name", item))
 
 
+class CodeGroup(Frozen):
+    """One group and its codes: ``E11``, with all below it, or all from ``E10..E14``."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    codes: tuple[str, ...] = Field(min_length=1)
+
+
 class CodeColumn(CategoryColumn):
     """A column of codes, each of which counts as the group that it is of: the categories.
 
@@ -175,6 +187,8 @@ class CodeColumn(CategoryColumn):
         value, where = dict(value), f"column {value.get('name')!r}"
         named = value.get("groups")
         if isinstance(named, str):
+            from veilsum_privacy.study.codes import TABLES  # which studies without codes do without
+
             if named not in TABLES:
                 raise ValueError(f"{where}: no public table is called {named!r}; there are {', '.join(TABLES)}")
             system, groups = TABLES[named]
@@ -222,8 +236,10 @@ class CodeColumn(CategoryColumn):
         return self
 
     @cached_property
-    def _index(self) -> tuple[Groups, tuple[int, ...]]:
+    def _index(self) -> "tuple[Groups, tuple[int, ...]]":
         """What finds a code's group, and the category of each group."""
+        from veilsum_privacy.study.codes import SYSTEMS, Groups
+
         named = [(group.name, group.codes) for group in self.groups]
         named = named or [(text, (text,)) for text in self.categories if text != self.other]
         places = {text: place for place, text in enumerate(self.categories)}
@@ -236,10 +252,10 @@ class CodeColumn(CategoryColumn):
 
     def place(self, text: str) -> int:
         """The index of the category of a cell's text; -1 for what is not a code, and for a code without a category."""
-        code = SYSTEMS[self.system].normal(text)
+        groups, places = self._index
+        code = groups.system.normal(text)
         if code is None:
             return -1
-        groups, places = self._index
         found = groups.find(code)
         return places[found] if found >= 0 else self.other_place
 
@@ -348,3 +364,9 @@ class DatasetSchema(Frozen):
             else:
                 names.extend(f"{column.name}={category}" for category in column.categories)
         return tuple(names)
+
+
+def header_conflict(schema: DatasetSchema) -> str:
+    """What schema and owner of a CSV file say of its first line where they differ."""
+    said = ("holds records", "names the columns")
+    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."

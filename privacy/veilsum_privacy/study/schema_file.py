@@ -9,8 +9,7 @@ from typing import Any
 from veilsum_node.config import did_you_mean, read_toml, validate
 from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.identity.files import read_file, stated_file
-from veilsum_privacy.study.codes import MAX_CODES
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema import MAX_CODES, DatasetSchema
 
 MAX_BYTES = 1 << 24
 """Bytes of a file of groups."""

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.moment_maps import Cubics, MomentMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
 from veilsum_privacy.mechanism.exact import LARGEST, ExactAffine, largest_of
@@ -578,6 +577,8 @@ class Moments(Primitive):
         return given[0]
 
     def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
+        from veilsum_aggregation.moment_maps import Cubics, MomentMap  # of studies that align by moments
+
         (one,), (centre, deviation, target, spread, order) = given, arrays[:5]
         own, reference = Cubics(*arrays[5:9]), Cubics(*arrays[9:13])
         mapped = MomentMap(centre, deviation, target, spread, order, own, reference, float(arrays[13][0]))

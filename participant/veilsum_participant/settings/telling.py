@@ -1,0 +1,72 @@
+"""What a launcher tells its guard of the configuration that it has read: as JSON, and what is unusual, in words."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+from veilsum_node.phrases import listed
+from veilsum_participant.settings.config import NEEDED, ParticipantConfig, Policy
+from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.told import plain
+from veilsum_privacy.study.known_tasks import FORMER
+
+DERIVED = ("csv", "derived", "in_batches", "named_in_records", "several_rows")
+"""Properties of a dataset that a guard asks for."""
+
+
+def stated(value: Any) -> list[Any]:
+    """A value of a configuration as JSON that says of what kind it is; secrets as they are.
+
+    Raises:
+        ConfigurationError: a path is not UTF-8.
+    """
+    match value:
+        case BaseModel():
+            fields = {name: stated(getattr(value, name)) for name in type(value).model_fields}
+            derived = DERIVED if isinstance(value, DatasetConfig) else ()
+            return ["table", fields, {name: stated(getattr(value, name)) for name in derived}]
+        case dict():
+            return ["names", {name: stated(item) for name, item in value.items()}]
+        case list() | tuple():
+            return ["list", [stated(item) for item in value]]
+        case Path():
+            return ["path", plain(value)]
+        case SecretStr():
+            return ["value", value.get_secret_value()]
+        case _:
+            return ["value", value]
+
+
+def cautions(config: ParticipantConfig) -> list[str]:
+    """What is said at each start of a configuration that is in order, and may not be what was meant."""
+    unstated = [name for name, offered in config.datasets.items() if not offered.columns and offered.named_in_records]
+    return [
+        *(
+            f"dataset {name}: its columns are not stated, so every study is refused: datasets.{name}.columns"
+            for name in unstated
+        ),
+        *(f"policy.tasks: the task {name} was {told}. {advice}" for name, told, advice in former_tasks(config.policy)),
+        *(f"policy.methods: {name}: {told}. {advice}" for name, told, advice in lacking_tasks(config.policy)),
+    ]
+
+
+def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
+    """Tasks that the policy lists and that there are no more: the name, what became of it, and what to do."""
+    for name in policy.tasks:
+        if name in FORMER:
+            told = f"removed after version {FORMER[name].version}; studies ask for {FORMER[name].now!r} in its place"
+            now = "" if FORMER[name].now in policy.tasks else f", and list {FORMER[name].now!r} if the site agrees to it"
+            yield name, told, f"Take {name!r} out of policy.tasks{now}."
+
+
+def lacking_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
+    """Methods that the policy allows and of which it allows no study, for want of a task: the name, why, and what to do."""
+    for name in policy.methods:
+        for group in NEEDED.get(name, ()):
+            if not set(group) & set(policy.tasks):
+                wanted = listed([repr(task) for task in group], last="or")
+                told = f"no study of it can run here: policy.tasks does not list {wanted}"
+                advice = f"List {wanted} in policy.tasks if the site agrees to it, or take {name!r} out of policy.methods."
+                yield name, told, f"{advice} Without the key tasks every task of the installed version is allowed."
