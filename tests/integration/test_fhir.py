@@ -101,8 +101,8 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
                 [
                     *2 * ({}, {"deceasedBoolean": False}, {"deceasedBoolean": True}, {"deceasedDateTime": "2020-01-02"}),
                     {"_deceasedDateTime": ABSENT}, {"_deceasedBoolean": ABSENT}, {"deceasedBoolean": "asked"},
-                ]  # fmt: skip
-            )
+                ]
+            )  # fmt: skip
             if number % 20 == 19:
                 patient["link"] = [{"type": "replaced-by", "other": {"reference": "Patient/pat-0"}}]
             found.append(Entry(version(patient), f"urn:uuid:{uuid}"))
@@ -653,7 +653,10 @@ def test_the_order_of_lines_does_not_matter(tmp_path: Path, recipe: Path, seed: 
     assert found[0] == found[1]
 
 
-NO_JSON = ["", "{", "\x00", "[" * 100_000, '{"id": "pat-0", "id": "pat-5", "resourceType": "Patient", "resourceType": "Group"}', '{"id": "\\ud800"}', '{"value": 1e999}']
+NO_JSON = [
+    "", "{", "\x00", "[" * 100_000, '{"id": "pat-0", "id": "pat-5", "resourceType": "Patient", "resourceType": "Group"}',
+    '{"id": "\\ud800"}', '{"value": 1e999}',
+]  # fmt: skip
 ODD: list[Any] = [
     None, 7, "text", [], {},
     {"id": 5, "gender": [], "birthDate": {}},
@@ -672,7 +675,8 @@ ODD: list[Any] = [
     {"id": "NUL\0", "code": {"coding": [{"system": "\0", "code": "\0"}]}, "subject": {"reference": "Patient/pat-1\0"}},
     {"id": "pat-1", "subject": {"reference": "Patient/pat-1"}, "status": "\0", "partOf": {"reference": "urn:uuid:pat-1"}},
     {
-        "subject": {"reference": "Patient/pat-1"}, "partOf": {"reference": "Encounter/Encounter-of-many"}, "class": {"code": "IMP"},
+        "subject": {"reference": "Patient/pat-1"}, "partOf": {"reference": "Encounter/Encounter-of-many"},
+        "class": {"code": "IMP"},
         "code": {"coding": [{"extension": [None, 5, {"url": CERTAINTY, "valueCoding": "A"}]}, {"extension": "A"}]},
         "_deceasedBoolean": 5, "_deceasedDateTime": [],
     },

@@ -84,7 +84,8 @@ def test_a_redcap_dictionary(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     "choices",
     [
-        "1=no; 2=yes; 3=unknown", "1, no | 2, yes | 3, unknown", "1: no, 2: yes, 3: unknown", "1, 2, 3", "[1, 2, 3]", "1\n2\n3",
+        "1=no; 2=yes; 3=unknown", "1, no | 2, yes | 3, unknown", "1: no, 2: yes, 3: unknown", "1, 2, 3", "[1, 2, 3]",
+        "1\n2\n3",
         "1,grade=1 | 2,grade=2 | 3,grade=3", "1=a, or b | 2=c, or d | 3=e, or f",
     ],
 )  # fmt: skip

@@ -19,7 +19,6 @@ from veilsum_participant.data.slices import LARGEST, NoPixels, NotAnImage, Slice
 _MEASURED = {"HU", "HU_MOD", "MGML", "Z_EFF", "ED", "EDW", "PCT"}
 """Rescale types (C.11.1.1.2) whose values measure: how they are displayed changes none. Film's density is not among them."""
 
-
 INFLATED = 8 * LARGEST
 """Bytes of a deflated object that are read: as many as the largest image takes once it is decoded."""
 
@@ -34,7 +33,7 @@ def open_dicom(file: IO[bytes]) -> Slices:
         Exception: whatever pydicom raises of a damaged file.
     """
     import pydicom
-    from pydicom.pixels import get_decoder
+    from pydicom.pixels.decoders.base import get_decoder
     from pydicom.pixels.utils import as_pixel_options
 
     _check_inflated(file)
