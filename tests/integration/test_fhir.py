@@ -55,6 +55,8 @@ MEASURES = {
     "bmi": ("39156-5", "kg/m2"),
 }
 CLASSES = {"IMP": "inpatient", "ACUTE": "inpatient", "NONAC": "inpatient", "AMB": "outpatient", "EMER": "emergency"}
+ABSENT = {"extension": [{"url": "http://hl7.org/fhir/StructureDefinition/data-absent-reason", "valueCode": "unknown"}]}
+CERTAINTY = "http://fhir.de/StructureDefinition/icd-10-gm-diagnosesicherheit"
 Resource = dict[str, Any]
 
 
@@ -96,8 +98,11 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
             patient: Resource = {"resourceType": "Patient", "id": who, "gender": draw.choice(["male", "female", "unknown"])}
             patient |= {"birthDate": draw.choice([f"{draw.randrange(1930, 2000)}-05-06", str(draw.randrange(1930, 2000))])}
             patient |= draw.choice(
-                [{}, {}, {"deceasedBoolean": False}, {"deceasedBoolean": True}, {"deceasedDateTime": "2020-01-02"}]
-            )
+                [
+                    *2 * ({}, {"deceasedBoolean": False}, {"deceasedBoolean": True}, {"deceasedDateTime": "2020-01-02"}),
+                    {"_deceasedDateTime": ABSENT}, {"_deceasedBoolean": ABSENT}, {"deceasedBoolean": "asked"},
+                ]
+            )  # fmt: skip
             if number % 20 == 19:
                 patient["link"] = [{"type": "replaced-by", "other": {"reference": "Patient/pat-0"}}]
             found.append(Entry(version(patient), f"urn:uuid:{uuid}"))
@@ -121,6 +126,9 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
 
         def condition(every: Any = every) -> Resource:
             codings = [{**system(kind), "code": code} for kind, code in draw.sample(every, draw.randrange(3))]
+            for coding in codings[: draw.choice([0, 0, 1])]:
+                url, letter = draw.choice([CERTAINTY, CERTAINTY, "urn:other"]), draw.choice("AAGVZ")
+                coding["extension"] = [{"url": "urn:x", "valueString": "A"}, {"url": url, "valueCoding": {"code": letter}}]
             status = draw.choice([None, None, "confirmed", "refuted", "entered-in-error"])
             said = draw.choice([status, {"coding": [{"code": status}]}, {"coding": [{"code": "other"}, {"code": status}]}])
             return {"code": {"coding": codings}, **({} if status is None else {"verificationStatus": said})}
@@ -151,7 +159,15 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
         def encounter() -> Resource:
             period = {"start": "2021-03-05T10:00:00Z", "end": f"2021-03-{draw.randrange(1, 29):02}T11:00:00Z"}
             status = draw.choice(["finished", "finished", "finished", "cancelled", "planned", "entered-in-error"])
-            return {"status": status, "class": {"code": draw.choice([*CLASSES, "VR"])}, "period": period}
+            wholes = [(item.get("id", "none"), url) for item, url in found[-8:] if item["resourceType"] == "Encounter"]
+            named = [
+                form for name, url in wholes for form in (
+                    f"Encounter/{name}", f"https://fhir.example/Encounter/{name}/_history/2", f"urn:uuid:{name.upper()}", url,
+                    f"Encounter?identifier={name}", f"Group/{name}",
+                )
+            ]  # fmt: skip
+            part = {"partOf": {"reference": draw.choice(named)}} if named and draw.random() < 0.5 else {}
+            return {"status": status, "class": {"code": draw.choice([*CLASSES, "VR"])}, "period": period, **part}
 
         for _ in range(draw.randrange(5)):
             add("Condition", condition, **subject())
@@ -262,6 +278,7 @@ class Export:
         self.older = sum(map(len, versions.values())) - len(versions)
         self.misses: Counter[str] = Counter()
         self.of: dict[tuple[str, str], list[Resource]] = {}
+        self.names: dict[tuple[str, str], list[str]] = {}
         for kind in TYPES[1:]:
             grouped: dict[tuple[str, str], list[Resource]] = {}
             met = 0
@@ -273,8 +290,9 @@ class Export:
                 if who is not None:
                     met += 1
                     grouped.setdefault((who, item.get("id") or (url if urls else str(number))), []).append(item)
-            for (who, _), same in grouped.items():
+            for (who, name), same in grouped.items():
                 self.of.setdefault((kind, who), []).append(newest(same))
+                self.names.setdefault((kind, who), []).append(name)
             self.misses[f"{kind}: is an older version, or the same again"] = met - len(grouped)
 
     def who(self, kind: str, item: Resource) -> str | None:
@@ -323,18 +341,44 @@ class Export:
                     found += [(kinds[pair], quantity["value"]) for pair in pairs if pair in kinds]
         return found
 
+    def finished(self, who: str) -> list[tuple[str, Resource]]:
+        """Encounters that happened, each with its name."""
+        named = zip(self.names.get(("Encounter", who), []), self.own("Encounter", who), strict=True)
+        return [(name, item) for name, item in named if item["status"] == "finished"]
+
     def stays(self, who: str) -> list[Resource]:
-        return [item for item in self.own("Encounter", who) if item["status"] == "finished"]
+        """Encounters that are not part of another of the same kind."""
+        known = self.finished(who)
+        kinds = {(name, CLASSES[item["class"]["code"]]) for name, item in known if item["class"]["code"] in CLASSES}
+        kinds |= {(name.lower().removeprefix("urn:uuid:"), kind) for name, kind in kinds}
+        return [item for _, item in known if (self.whole(item), CLASSES.get(item["class"]["code"])) not in kinds]
+
+    @staticmethod
+    def whole(item: Resource) -> str:
+        """The name of what an encounter is part of, in small letters where it is a URN's."""
+        text = item.get("partOf", {}).get("reference", "")
+        if text.lower().startswith("urn:uuid:"):
+            return str(text[9:].lower())
+        parts = text.removesuffix("/_history/2").split("/")
+        return str(parts[-1]) if parts[-2:-1] == ["Encounter"] else ""
 
     def codes(self, who: str) -> set[tuple[str | None, str]]:
-        """What is coded of conditions that are not refuted or in error."""
+        """What is coded of conditions that are not refuted, excluded or in error."""
         found = set()
         for item in self.own("Condition", who):
             status = item.get("verificationStatus", {})
             said = {status} if isinstance(status, str) else {coding["code"] for coding in status.get("coding", [])}
-            if not said & {"refuted", "entered-in-error"}:
+            told = [more for coding in item["code"]["coding"] for more in coding.get("extension", [])]
+            excluded = any(more["url"] == CERTAINTY and more["valueCoding"]["code"] == "A" for more in told)
+            if not excluded and not said & {"refuted", "entered-in-error"}:
                 found |= {(SYSTEMS.get(coding.get("system")), coding["code"]) for coding in item["code"]["coding"]}
         return found
+
+
+def died(item: Resource) -> str | None:
+    if "deceasedDateTime" in item or item.get("deceasedBoolean") is True:
+        return "yes"
+    return None if ABSENT in item.values() or item.get("deceasedBoolean", False) is not False else "no"
 
 
 def expected(name: str, export: Export) -> list[dict[str, Any]]:
@@ -367,7 +411,7 @@ def expected(name: str, export: Export) -> list[dict[str, Any]]:
                 "patient": who, "birth_year": born[who], "sex": item["gender"],
                 **{condition: "yes" if codes & {*pairs} else "no" for condition, pairs in CONDITIONS.items()},
                 **means, "stays": kinds.count("inpatient"), "emergencies": kinds.count("emergency"),
-                "died": "yes" if item.get("deceasedBoolean") or "deceasedDateTime" in item else "no",
+                "died": died(item),
             }
         )  # fmt: skip
     return rows
@@ -424,6 +468,10 @@ def test_what_is_left_aside_is_counted(tmp_path: Path, recipe: Path, form: str) 
     assert found["Observation: is not final, amended or corrected"] == len(counted["Observation"]) - len(final) > 0
     happened = [item for item in counted["Encounter"] if item["status"] == "finished"]
     assert found["Encounter: is planned, cancelled or entered in error"] == len(counted["Encounter"]) - len(happened) > 0
+    whole = [item for who in export.patients for item in export.stays(who)]
+    assert found["Encounter: is part of another of its kind"] == len(happened) - len(whole) > 0
+    unsaid = [item for item in export.patients.values() if died(item) is None]
+    assert found["Patient: has no word on whether they died"] == len(unsaid) > 0
     assert found["Encounter: has a class other than inpatient, outpatient and emergency"] == sum(
         item["class"]["code"] == "VR" for item in happened
     )
@@ -605,7 +653,10 @@ def test_the_order_of_lines_does_not_matter(tmp_path: Path, recipe: Path, seed: 
     assert found[0] == found[1]
 
 
-NO_JSON = ["", "{", "\x00", '{"id": "\\ud800"}', '{"value": 1e999}']
+NO_JSON = [
+    "", "{", "\x00", "[" * 100_000, '{"id": "pat-0", "id": "pat-5", "resourceType": "Patient", "resourceType": "Group"}',
+    '{"id": "\\ud800"}', '{"value": 1e999}',
+]  # fmt: skip
 ODD: list[Any] = [
     None, 7, "text", [], {},
     {"id": 5, "gender": [], "birthDate": {}},
@@ -621,6 +672,14 @@ ODD: list[Any] = [
     {"resourceType": "Bundle", "entry": {"resource": []}},
     {"fullUrl": "urn:uuid:pat-2", "id": None, "meta": {"lastUpdated": "infinity", "versionId": "99999999999999999999"}},
     {"id": "pat-1", "link": "replaced-by", "subject": {"reference": {"reference": "Patient/pat-2"}}, "verificationStatus": 5},
+    {"id": "NUL\0", "code": {"coding": [{"system": "\0", "code": "\0"}]}, "subject": {"reference": "Patient/pat-1\0"}},
+    {"id": "pat-1", "subject": {"reference": "Patient/pat-1"}, "status": "\0", "partOf": {"reference": "urn:uuid:pat-1"}},
+    {
+        "subject": {"reference": "Patient/pat-1"}, "partOf": {"reference": "Encounter/Encounter-of-many"},
+        "class": {"code": "IMP"},
+        "code": {"coding": [{"extension": [None, 5, {"url": CERTAINTY, "valueCoding": "A"}]}, {"extension": "A"}]},
+        "_deceasedBoolean": 5, "_deceasedDateTime": [],
+    },
     {"id": "pat-0", "subject": {"reference": "Patient/pat-0"}, "period": {"start": "290309-12-22 (BC)", "end": "58748-01-01"}},
 ]  # fmt: skip
 

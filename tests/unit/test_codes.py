@@ -356,6 +356,7 @@ def test_a_study_carries_every_group_and_its_bytes_give_it_back(tmp_path: Path) 
         (None, "does not exist"), (b"", "is empty"), (b"a,b\nE11,x\n", "first line"), (b"code,group\nE11\n", "record 2"),
         (b"code,group\nE11,\n", "record 2"), (b"code,group\nE\xff11,x\n", "not CSV in UTF-8"),
         (b"code,group\n,x\n", "record 2"),
+        (b'code,group\nE11,"a\nI50,b\n', "not CSV"), (b'code,group\nE11,"a\nI50,b\nJ44,"\n', "record 2"),
         (b"code,group\n" + b"E11,x\n" * 60_001, "more than 60,000"), (b"code,group\nE11,a\nE11,b\n", "two groups"),
         (b"code,group\n" + b"".join(b"%d,g%d\n" % (n, n) for n in range(300)), "makes 300 categories"),
         (b"code,group\n" + b"x" * (1 << 24), "larger than 16,777,216 bytes"),

@@ -12,6 +12,7 @@ import logging
 import random
 import shutil
 import struct
+import tracemalloc
 import warnings
 import zlib
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
+from pydicom.pixels.decoders.base import Decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, convert_color_space
 from pydicom.sequence import Sequence
 from pydicom.uid import (
@@ -38,7 +40,7 @@ from pydicom.uid import (
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.data import dicom, images
+from veilsum_participant.data import dicom, images, slices
 from veilsum_participant.data.images import read_image
 from veilsum_participant.data.slices import NoPixels
 from veilsum_participant.settings.config import load_participant_config
@@ -363,7 +365,7 @@ def test_frames_lie_as_their_places_say_and_of_each_place_the_first_is_taken(tmp
     assert_read(write(tmp_path / "b", frames, **grid), frames[::-1].astype(float))
 
 
-def test_single_bits_are_frames_wherever_a_byte_begins(tmp_path: Path) -> None:
+def test_single_bits_are_frames_wherever_a_byte_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = np.random.default_rng(6).integers(0, 2, (7, 1, 3), dtype=np.uint8)
     path = write(tmp_path / "a", frames)
     dataset = pydicom.dcmread(path)
@@ -373,6 +375,47 @@ def test_single_bits_are_frames_wherever_a_byte_begins(tmp_path: Path) -> None:
     dataset.PixelData = packed + bytes(len(packed) % 2)
     dataset.save_as(path)
     assert_read(path, frames.astype(float))
+    asked = []
+    decode = Decoder.as_array
+    monkeypatch.setattr(Decoder, "as_array", lambda *given, **named: asked.append(0) or decode(*given, **named))
+    assert pixels_of(tmp_path, "a", (7, 1, 3)).tolist() == frames.tolist()
+    assert len(asked) == 1, "all frames are decoded at once, and once for each frame would take the square of the time"
+
+
+def test_no_more_frames_are_looked_at_than_a_file_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of some bytes may say that it holds two thousand million."""
+    for told in ({}, {"PerFrameFunctionalGroupsSequence": item()}, {"GridFrameOffsetVector": [0, 1, 2]}):
+        write(tmp_path / "a", GREY, **told)
+        dataset = pydicom.dcmread(tmp_path / "a")
+        dataset.NumberOfFrames = 2_000_000_000
+        dataset.save_as(tmp_path / "a")
+        monkeypatch.setattr(dicom, "_groups", lambda *_: pytest.fail("each frame was looked at"))
+        assert read_image(tmp_path, "a", (1, 4, 5)) is (NoPixels.FRAMES if told else NoPixels.DAMAGED)
+        monkeypatch.undo()
+
+
+def test_slices_are_brought_to_their_shape_one_by_one(tmp_path: Path) -> None:
+    """A picture of some kilobytes would take all memory if each channel held it whole."""
+    Image.fromarray(np.full((1_000, 1_000), 7, np.uint8)).save(tmp_path / "picture", "PNG")
+    write(tmp_path / "volume", np.full((8, 1_000, 1_000), 7, np.uint8), syntax=RLELossless)
+    for name in ("picture", "volume"):
+        pixels_of(tmp_path, name, (1, 2, 2))  # packages are imported
+        tracemalloc.start()
+        assert pixels_of(tmp_path, name, (64, 2, 2)).tolist() == np.full((64, 2, 2), 7).tolist()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 4 * 8 * 1_000 * 1_000, name
+
+
+def test_colours_count_three_times_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "dicom", np.zeros((1, 6, 6), np.uint8), **palette(np.zeros((4, 3), np.uint8)))
+    volume = np.zeros((6, 6, 1), [("R", "u1"), ("G", "u1"), ("B", "u1")])
+    nibabel.Nifti1Image(volume, np.eye(4)).to_filename(tmp_path / "a.nii")
+    Image.fromarray(np.zeros((6, 6), np.uint8)).convert("P").save(tmp_path / "picture", "PNG")
+    names = ("dicom", "a.nii", "picture")
+    for most, refused in ((108, False), (107, True)):
+        monkeypatch.setattr(slices, "LARGEST", most)
+        assert [read_image(tmp_path, name, (1, 2, 2)) is NoPixels.SIZE for name in names] == [refused] * 3
 
 
 def test_what_has_no_one_meaning_is_refused(tmp_path: Path) -> None:

@@ -83,8 +83,12 @@ def test_a_redcap_dictionary(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize(
     "choices",
-    ["1=no; 2=yes; 3=unknown", "1, no | 2, yes | 3, unknown", "1: no, 2: yes, 3: unknown", "1, 2, 3", "[1, 2, 3]", "1\n2\n3"],
-)
+    [
+        "1=no; 2=yes; 3=unknown", "1, no | 2, yes | 3, unknown", "1: no, 2: yes, 3: unknown", "1, 2, 3", "[1, 2, 3]",
+        "1\n2\n3",
+        "1,grade=1 | 2,grade=2 | 3,grade=3", "1=a, or b | 2=c, or d | 3=e, or f",
+    ],
+)  # fmt: skip
 def test_common_spellings_of_a_dictionary(tmp_path: Path, separator: str, choices: str) -> None:
     file = io.StringIO()
     writer = csv.writer(file, delimiter=separator)
@@ -95,6 +99,12 @@ def test_common_spellings_of_a_dictionary(tmp_path: Path, separator: str, choice
     hb, stage = draft_dictionary(tmp_path / "d.csv").columns
     assert (hb.low, hb.high, hb.unit) == (2.0, 25.0, "g/dl")
     assert stage.categories == ("1", "2", "3")
+
+
+def test_a_code_of_signs_is_none(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text('name,type,choices\nage,category,"<=40, young | >=41, old"\n')
+    (age,) = draft_dictionary(tmp_path / "d.csv").columns
+    assert age.categories == ("<=40", ">=41")
 
 
 def test_an_open_schema_is_refused_by_its_columns_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

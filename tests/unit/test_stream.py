@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from veilsum_participant.data.postgres import SPACES
 from veilsum_participant.data.reader import SourcePart
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import stream_records
-from veilsum_participant.settings.forms import pixel_names
+from veilsum_participant.settings.forms import PLAIN, pixel_names
 from veilsum_participant.settings.query import Images, Source, SourceQuery
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
 from veilsum_privacy.study.encoder import Program
@@ -490,7 +491,7 @@ def test_texts_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest
     query = SourceQuery("records", text, files={"t": tmp_path / "*.ndjson"})
     real = json_files.texts
 
-    def removed(*args: Any) -> Iterator[list[str]]:
+    def removed(*args: Any) -> Iterator[Any]:
         yield from real(*args)
         (tmp_path / "1.ndjson").unlink(missing_ok=True)
 
@@ -506,7 +507,9 @@ def test_a_line_that_is_too_long_is_none(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "t.ndjson").write_bytes(b"\n".join(said))
     monkeypatch.setattr(lines, "MAX_LINE", 10)
     monkeypatch.setattr(lines, "BATCH", 12)
-    found = [line for part in lines.texts(tmp_path / "t.ndjson") for line in part]
+    long: Counter[lines.Fault] = Counter()
+    found = [line for part in lines.texts(tmp_path / "t.ndjson", PLAIN, long) for line in part.to_pylist()]
+    assert long == {lines.Fault.LENGTH: 3}
     assert found == ["a" * 9, "b" * 10, "", "\xff\r", "f" * 10]
 
 

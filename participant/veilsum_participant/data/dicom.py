@@ -19,7 +19,6 @@ from veilsum_participant.data.slices import LARGEST, NoPixels, NotAnImage, Slice
 _MEASURED = {"HU", "HU_MOD", "MGML", "Z_EFF", "ED", "EDW", "PCT"}
 """Rescale types (C.11.1.1.2) whose values measure: how they are displayed changes none. Film's density is not among them."""
 
-
 INFLATED = 8 * LARGEST
 """Bytes of a deflated object that are read: as many as the largest image takes once it is decoded."""
 
@@ -43,7 +42,8 @@ def open_dicom(file: IO[bytes]) -> Slices:
         raise NotAnImage(NoPixels.EMPTY)
     frames = int(as_pixel_options(dataset)["number_of_frames"])
     packed = frames > 1 and dataset.BitsAllocated == 1
-    check_size(dataset.Rows, dataset.Columns, dataset.SamplesPerPixel, frames if packed else 1)
+    colours = 3 if dataset.PhotometricInterpretation == "PALETTE COLOR" else dataset.SamplesPerPixel
+    check_size(dataset.Rows, dataset.Columns, colours, frames if packed else 1)
     _check_told(dataset, frames)
     order = _order(dataset, frames)
     try:
@@ -53,11 +53,13 @@ def open_dicom(file: IO[bytes]) -> Slices:
     if not decoder.is_available:
         raise NotAnImage(NoPixels.COMPRESSION)
 
+    # pydicom cuts frames of single bits that do not begin on a byte, so these are unpacked together
+    bits = decoder.as_array(dataset) if packed else None
+
     def read(place: int) -> Floats:
         index = order[place]
-        # pydicom cuts frames of single bits that do not begin on a byte, so these are unpacked together
-        stored, told = decoder.as_array(dataset, index=None if packed else index)
-        return _values(dataset, stored[index] if packed else stored, index, str(told["photometric_interpretation"]))
+        stored, told = decoder.as_array(dataset, index=index) if bits is None else (bits[0][index], bits[1])
+        return _values(dataset, stored, index, str(told["photometric_interpretation"]))
 
     return Slices(len(order), read)
 
@@ -195,6 +197,8 @@ def _order(dataset: Any, frames: int) -> Sequence[int]:
         return stored
     if (offsets := dataset.get("GridFrameOffsetVector")) is not None:  # C.8.8.3
         heights = np.array(offsets, dtype=np.float64)
+    elif not dataset.get("PerFrameFunctionalGroupsSequence"):
+        return stored  # without a look at each of so many, of which a file may tell any number
     else:
         places = [_groups(dataset, frame, "PlanePositionSequence") for frame in stored]
         planes = [_groups(dataset, frame, "PlaneOrientationSequence") for frame in stored]

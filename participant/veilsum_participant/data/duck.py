@@ -307,10 +307,9 @@ def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
     """
     kind = pa.json_(pa.large_string())
     with _connection() as connection:
-        for lines in json_texts(path, dialect):
-            found, valid = _judged(connection, lines)
-            if valid.true_count < len(found):
-                found = found.filter(valid)
+        for lines in json_texts(path, dialect, Counter()):
+            valid = _judged(connection, lines)
+            found = lines if valid.true_count == len(lines) else lines.filter(valid)
             if is_document(path):
                 texts = connection.from_arrow(pa.table({"json": found}))
                 each = texts.project("unnest(if(json_type(json) = 'ARRAY', json_extract(json, '$[*]'), [json])) AS json")
@@ -318,11 +317,10 @@ def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
             yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found)})
 
 
-def _judged(connection: Any, lines: list[str]) -> tuple[Any, Any]:
-    """Lines as an Arrow array, and which of them are JSON."""
-    found = pa.array(lines, pa.large_string())
-    told = connection.from_arrow(pa.table({"json": found})).project("json_valid(json) AS valid").to_arrow_table()
-    return found, told["valid"].combine_chunks()
+def _judged(connection: Any, lines: Any) -> Any:
+    """Which lines of an Arrow array are JSON."""
+    told = connection.from_arrow(pa.table({"json": lines})).project("json_valid(json) AS valid").to_arrow_table()
+    return told["valid"].combine_chunks()
 
 
 def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
@@ -335,9 +333,8 @@ def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
     read = valid = 0
     with _connection() as connection:
         for lines in json_texts(path, dialect, left_out):
-            given = [line for line in lines if is_document(path) or line.strip()]
-            read += len(given)
-            valid += _judged(connection, given)[1].true_count
+            read += len(lines) if is_document(path) else pc.not_equal(pc.utf8_trim_whitespace(lines), "").true_count
+            valid += _judged(connection, lines).true_count
     return valid, read - valid + left_out.total()
 
 

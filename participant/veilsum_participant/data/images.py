@@ -208,7 +208,7 @@ def _open_nifti(kind: str, **files: IO[bytes]) -> Slices:
     if names not in (None, ("R", "G", "B")):
         raise NotAnImage(NoPixels.COLOURS)
     space = (*shape, 1, 1, 1)[:3]
-    check_size(*space)
+    check_size(*space, 1 if names is None else len(names))
     volume = np.asarray(image.dataobj[(slice(None),) * len(shape[:3]) + (0,) * len(shape[3:])]).reshape(space)
     volume = apply_orientation(volume, io_orientation(image.affine)).T  # type: ignore[no-untyped-call]
 

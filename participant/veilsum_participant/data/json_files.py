@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from veilsum_participant.data.dialects import HEAD, compression_of, encoding_of
 from veilsum_participant.data.formats import readable
@@ -21,13 +24,13 @@ MAX_DOCUMENT = 1 << 28
 """Bytes of the longest document that is used; a longer one is taken for no JSON."""
 
 
-def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:
-    """The lines of a file or of a glob of several, batch by batch, or their documents, one a batch.
+def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault]) -> Iterator[Any]:
+    """The lines of a file or of a glob of several, in Arrow arrays of text, or their documents, one an array.
 
     Args:
         path: the files.
         dialect: as declared.
-        left_out: counts lines that are too long, if anybody asks.
+        left_out: counts lines that are too long.
 
     Raises:
         DataError: the file does not exist, or it cannot be read.
@@ -38,7 +41,8 @@ def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault] | None = N
             if is_document(path):
                 with open_text(part, own) as file:
                     data = file.read(MAX_DOCUMENT + 1)
-                yield [as_text(data.removeprefix(MARK)) if len(data) <= MAX_DOCUMENT else ""]
+                document = as_text(data.removeprefix(MARK)) if len(data) <= MAX_DOCUMENT else ""
+                yield pa.array([document], pa.large_string())
             else:
                 yield from texts(part, own, left_out)
 

@@ -19,13 +19,14 @@ import lzma
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.objects import AnyFile, open_file
@@ -258,27 +259,36 @@ class Lines:
             yield bytes(rest)
 
 
-def texts(path: AnyFile, dialect: Dialect = PLAIN, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:
-    """The lines of a file that LF ends, some :data:`BATCH` bytes at a time.
+def texts(path: AnyFile, dialect: Dialect, left_out: Counter[Fault]) -> Iterator[Any]:
+    """The lines of a file that LF ends, as Arrow arrays of text, some :data:`BATCH` bytes at a time.
 
     Those longer than :data:`MAX_LINE` are left out, and counted in ``left_out``.
     """
-    found: list[str] = []
-    length = 0
+    rest = b""
     with open_text(path, dialect) as file:
-        while line := file.readline(MAX_LINE + 1):
-            if len(line) > MAX_LINE and not line.endswith(b"\n"):
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(MAX_LINE)
-                if left_out is not None:
-                    left_out[Fault.LENGTH] += 1
+        for data in chain(iter(lambda: file.read(BATCH), b""), [b"\n"]):
+            block = rest + data if rest else data
+            end = block.rfind(b"\n")
+            rest = block[end + 1 :][: MAX_LINE + 1]  # no more of a line than shows that it is too long
+            if end < 0:
                 continue
-            found.append(as_text(line.removesuffix(b"\n").removeprefix(MARK)))
-            length += len(line)
-            if length >= BATCH:
-                yield found
-                found, length = [], 0
-    yield found
+            ends = pa.py_buffer(np.array([0, end], np.int64))
+            whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(block)])  # not copied
+            lines = pc.split_pattern(whole, "\n").values
+            short = pc.less_equal(pc.binary_length(lines), MAX_LINE)
+            if short.false_count:
+                lines = lines.filter(short)
+                left_out[Fault.LENGTH] += short.false_count
+            yield as_texts(lines, mark=MARK in block)
+
+
+def as_texts(cells: Any, *, mark: bool = False) -> Any:
+    """An Arrow array of bytes as one of large strings, each cell by itself as :func:`as_text` does, perhaps after a mark."""
+    if not mark:
+        with suppress(pa.ArrowInvalid):  # some cell is not UTF-8
+            return cells.cast(pa.large_string())
+    read = (None if cell is None else as_text(cell.removeprefix(MARK) if mark else cell) for cell in cells.to_pylist())
+    return pa.array(read, pa.large_string())
 
 
 def line_numbers(file: BinaryIO, rows: Collection[int], *, header: bool) -> dict[int, int]:

@@ -24,7 +24,6 @@ _HEADERS = threading.Lock()
 """While numpy reads the headers of arrays: two threads that parse syntax at once can fail, before Python 3.11.8
 (https://github.com/python/cpython/issues/106905)."""
 
-
 _SHORT = 2**20  # bytes of an array
 
 

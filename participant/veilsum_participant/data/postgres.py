@@ -85,14 +85,16 @@ class _ServerRows(OpenRows):
         if asked.order is not None:
             name = _quoted(asked.order)
             text += f" ORDER BY {name if _is_number(self.kinds[asked.order]) else _as_told(name)}"
-        for table in [self._copied(text)] if asked.rows is None else self._fetched(text, asked.rows):
+        for table in self._copied(text) if asked.rows is None else self._fetched(text, asked.rows):
             distinct_names(table.column_names)
             yield SourcePart(_with_money(table))
 
-    def _copied(self, text: str) -> Any:
+    def _copied(self, text: str) -> list[Any]:
+        """All rows in the parts that the driver makes of them, which are quicker to judge one by one."""
         with _told(self.query):
             self.cursor.execute(text)
-            return self.cursor.fetch_arrow_table()
+            whole = self.cursor.fetch_arrow_table()
+        return [pa.Table.from_batches([part]) for part in whole.to_batches()] or [whole]
 
     def _fetched(self, text: str, rows: int) -> Iterator[Any]:
         with _told(self.query):

@@ -68,27 +68,23 @@ class Slices:
         Three channels of colours are those of the middle slice. Whatever else is wanted are grey slices at even distances,
         the middle one where it is one. Colours become grey by their luma.
         """
-        from PIL import Image
-
         channels, height, width = shape
         middle = self.read(self.count // 2)
         if channels == 3 and middle.ndim == 3:
-            pixels = np.moveaxis(middle, -1, 0)
-        elif channels == 1 or self.count == 1:
-            pixels = np.stack([_grey(middle)] * channels)
-        else:
-            places = np.rint(np.linspace(0, self.count - 1, channels)).astype(int)
-            pixels = np.stack([_grey(self.read(int(place))) for place in places])
-        if pixels.shape[1:] != (height, width):
-            resized = [
-                Image.fromarray(np.ascontiguousarray(channel, dtype=np.float32)).resize(
-                    (width, height), Image.Resampling.BILINEAR
-                )
-                for channel in pixels
-            ]
-            pixels = np.stack([np.asarray(channel, dtype=np.float64) for channel in resized])
-        return pixels
+            return np.stack([_resampled(middle[..., colour], height, width) for colour in range(3)])
+        if channels == 1 or self.count == 1:
+            return np.stack([_resampled(middle, height, width)] * channels)
+        del middle  # one slice at a time is held whole
+        places = np.rint(np.linspace(0, self.count - 1, channels)).astype(int)
+        return np.stack([_resampled(self.read(int(place)), height, width) for place in places])
 
 
-def _grey(pixels: Floats) -> Floats:
-    return pixels if pixels.ndim == 2 else pixels @ _LUMA
+def _resampled(pixels: Floats, height: int, width: int) -> Floats:
+    """One slice in grey, of so many rows and columns."""
+    from PIL import Image
+
+    grey = pixels if pixels.ndim == 2 else pixels @ _LUMA
+    if grey.shape == (height, width):
+        return grey
+    image = Image.fromarray(np.ascontiguousarray(grey, dtype=np.float32))
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float64)

@@ -206,7 +206,7 @@ def _unicode(value: object) -> str:
 
 
 def _is_code(text: str) -> bool:
-    return re.fullmatch(r"\S+", text) is not None
+    return re.fullmatch(r"[^\s,]*\w[^\s,]*", text) is not None
 
 
 def _bounds(name: str, low: str, high: str) -> tuple[float | None, float | None]:

@@ -64,14 +64,14 @@ def _read_groups(path: Path, sha256: str | None) -> list[dict[str, Any]]:
             path, "file of groups", sha256, by="the schema states", advice="Get the file that it means.", most=MAX_BYTES
         )
     with raising(ConfigurationError(f"{path} is not CSV in UTF-8.", _FORM), on=(UnicodeDecodeError, csv.Error)):
-        rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
+        rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True) if row]
     if not rows or [cell.strip().lower() for cell in rows[0]] != _HEADER:
         raise ConfigurationError(f"{path}: its first line is not code,group.", _FORM)
     if len(rows) > MAX_CODES + 1:
         raise ConfigurationError(f"{path}: has more than {MAX_CODES:,} codes.", "A code stands for all below it.")
     groups: dict[str, dict[str, None]] = {}
     for number, row in enumerate(rows[1:], 2):
-        if len(row) != len(_HEADER) or not all(cell.strip() for cell in row):
+        if len(row) != len(_HEADER) or not all(len(cell.strip().splitlines()) == 1 for cell in row):
             raise ConfigurationError(f"{path}: its record {number} is not a code and a group.", _FORM)
         groups.setdefault(row[1].strip(), {})[row[0].strip()] = None
     return [{"name": name, "codes": list(codes)} for name, codes in groups.items()]

@@ -4,7 +4,7 @@
 -- version counts, by meta.lastUpdated, then meta.versionId. A subject is a Patient's id, whatever stands before it and its version
 -- after it, or a URN; who is named by an identifier alone, or contained in the resource, is nobody. misses.sql counts what is left
 -- aside.
--- Conditions by SNOMED CT or ICD-10, whatever their clinical status, unless refuted or entered in error; observations by LOINC in the
+-- Conditions by SNOMED CT or ICD-10, whatever their clinical status, unless refuted, excluded or entered in error; observations by LOINC in the
 -- UCUM unit named here, the mean of those that are final, amended or corrected; systolic pressure also as a panel's component.
 WITH systems(system, kind) AS (
     -- Code systems by URL or OID; those of your country or house go here, in all files of this recipe.
@@ -34,6 +34,7 @@ versions AS (
             json_transform(json, '{
                 "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
+                "_deceasedBoolean": "VARCHAR", "_deceasedDateTime": "VARCHAR",
                 "link": [{"type": "VARCHAR"}]
             }') AS resource
         FROM (
@@ -82,7 +83,8 @@ diagnosis_read AS (
             url,
             json_transform(json, '{
                 "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
-                "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]}, "verificationStatus": "JSON",
+                "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR",
+                    "extension": [{"url": "VARCHAR", "valueCoding": {"code": "VARCHAR"}}]}]}, "verificationStatus": "JSON",
                 "subject": {"reference": "VARCHAR"}
             }') AS resource
         FROM (
@@ -97,7 +99,18 @@ diagnosis_read AS (
 ),
 diagnosis AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
-    SELECT patient, resource
+    SELECT
+        patient,
+        resource,
+        coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
+        OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
+        OR coalesce(list_contains(
+            list_transform(
+                flatten(list_transform(resource.code.coding, lambda coding: coding.extension)),
+                lambda extension: extension.url || '|' || extension.valueCoding.code
+            ),
+            'http://fhir.de/StructureDefinition/icd-10-gm-diagnosesicherheit|A'
+        ), false) AS refuted
     FROM (
         SELECT
             names.patient,
@@ -164,6 +177,11 @@ stay_read AS (
             ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(resource.id, url) AS id,
+        CASE
+            WHEN regexp_matches(resource.partOf.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.partOf.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.partOf.reference, '(?:^|/)Encounter/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+        END AS whole,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
         resource
@@ -173,7 +191,7 @@ stay_read AS (
             json_transform(json, '{
                 "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
-                "subject": {"reference": "VARCHAR"}
+                "partOf": {"reference": "VARCHAR"}, "subject": {"reference": "VARCHAR"}
             }') AS resource
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
@@ -187,11 +205,12 @@ stay_read AS (
 ),
 stay AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
-    SELECT patient, resource
+    SELECT patient, id, whole, resource
     FROM (
         SELECT
             names.patient,
             stay_read.id,
+            stay_read.whole,
             stay_read.resource,
             row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, stay_read.resource DESC) AS place
         FROM stay_read
@@ -211,10 +230,7 @@ conditions AS (
         FROM (
             SELECT patient, unnest(resource.code.coding) AS coding
             FROM diagnosis
-            WHERE NOT (
-                coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
-                OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
-            )
+            WHERE NOT refuted
         ) AS diagnoses
         JOIN systems ON lower(systems.system) = regexp_replace(regexp_replace(lower(diagnoses.coding.system), '^https:', 'http:'), '/*([|].*)?$', '')
     )
@@ -264,13 +280,34 @@ means AS (
     FROM measured
     GROUP BY patient
 ),
-visited AS (
+counted AS (
     SELECT
         patient,
-        count(*) FILTER (WHERE resource.class.code IN ('IMP', 'ACUTE', 'NONAC')) AS stays,
-        count(*) FILTER (WHERE resource.class.code = 'EMER') AS emergencies
+        id,
+        whole,
+        CASE resource.class.code
+            WHEN 'IMP' THEN 'inpatient'
+            WHEN 'ACUTE' THEN 'inpatient'
+            WHEN 'NONAC' THEN 'inpatient'
+            WHEN 'AMB' THEN 'outpatient'
+            WHEN 'EMER' THEN 'emergency'
+        END AS kind
     FROM stay
     WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
+),
+visits AS (
+    -- What is part of another of its kind, such as the days on one ward of a stay, is not counted beside it.
+    SELECT *
+    FROM counted
+    WHERE NOT EXISTS (
+        SELECT 1
+        FROM (SELECT patient, kind, unnest([id, 'urn:' || lower(regexp_replace(id, '(?i)^urn:[a-z]+:', ''))]) AS name FROM counted) AS wholes
+        WHERE wholes.patient = counted.patient AND wholes.kind = counted.kind AND wholes.name = counted.whole
+    )
+),
+visited AS (
+    SELECT patient, count(*) FILTER (WHERE kind = 'inpatient') AS stays, count(*) FILTER (WHERE kind = 'emergency') AS emergencies
+    FROM visits
     GROUP BY patient
 )
 SELECT
@@ -289,7 +326,8 @@ SELECT
     coalesce(visited.emergencies, 0) AS emergencies,
     CASE
         WHEN persons.resource.deceasedBoolean = 'true' OR persons.resource.deceasedDateTime IS NOT NULL THEN 'yes'
-        ELSE 'no'
+        WHEN persons.resource.deceasedBoolean = 'false' THEN 'no'
+        WHEN coalesce(persons.resource.deceasedBoolean, persons.resource._deceasedBoolean, persons.resource._deceasedDateTime) IS NULL THEN 'no'
     END AS died
 FROM persons
 LEFT JOIN conditions ON conditions.patient = persons.patient

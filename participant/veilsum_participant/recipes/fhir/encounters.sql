@@ -1,4 +1,4 @@
--- FHIR R4: one row an encounter that was neither cancelled nor entered in error, nor is only planned.
+-- FHIR R4: one row an encounter that was neither cancelled nor entered in error, nor is only planned, nor is part of another of its kind.
 -- Tables, each with the column json, a resource or a Bundle a row: encounter, patient.
 -- What is of another type is left aside, so they may all be the same files. Of what a patient has several times under one id the last
 -- version counts, by meta.lastUpdated, then meta.versionId. A subject is a Patient's id, whatever stands before it and its version
@@ -57,6 +57,11 @@ stay_read AS (
             ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(resource.id, url) AS id,
+        CASE
+            WHEN regexp_matches(resource.partOf.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.partOf.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.partOf.reference, '(?:^|/)Encounter/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+        END AS whole,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
         try_cast(resource.meta.versionId AS BIGINT) AS version,
         resource
@@ -66,7 +71,7 @@ stay_read AS (
             json_transform(json, '{
                 "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
-                "subject": {"reference": "VARCHAR"}
+                "partOf": {"reference": "VARCHAR"}, "subject": {"reference": "VARCHAR"}
             }') AS resource
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
@@ -80,11 +85,12 @@ stay_read AS (
 ),
 stay AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
-    SELECT patient, resource
+    SELECT patient, id, whole, resource
     FROM (
         SELECT
             names.patient,
             stay_read.id,
+            stay_read.whole,
             stay_read.resource,
             row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, stay_read.resource DESC) AS place
         FROM stay_read
@@ -92,9 +98,11 @@ stay AS (
     )
     WHERE id IS NULL OR place = 1
 ),
-visits AS (
+counted AS (
     SELECT
         patient,
+        id,
+        whole,
         CASE resource.class.code
             WHEN 'IMP' THEN 'inpatient'
             WHEN 'ACUTE' THEN 'inpatient'
@@ -106,6 +114,16 @@ visits AS (
         try_cast(substr(resource.period."end", 1, 10) AS DATE) AS ends
     FROM stay
     WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
+),
+visits AS (
+    -- What is part of another of its kind, such as the days on one ward of a stay, is not counted beside it.
+    SELECT *
+    FROM counted
+    WHERE NOT EXISTS (
+        SELECT 1
+        FROM (SELECT patient, kind, unnest([id, 'urn:' || lower(regexp_replace(id, '(?i)^urn:[a-z]+:', ''))]) AS name FROM counted) AS wholes
+        WHERE wholes.patient = counted.patient AND wholes.kind = counted.kind AND wholes.name = counted.whole
+    )
 )
 SELECT
     visits.patient,

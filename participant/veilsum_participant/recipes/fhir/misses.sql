@@ -30,6 +30,7 @@ versions AS (
             json_transform(json, '{
                 "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
+                "_deceasedBoolean": "VARCHAR", "_deceasedDateTime": "VARCHAR",
                 "link": [{"type": "VARCHAR"}]
             }') AS resource
         FROM (
@@ -80,7 +81,8 @@ diagnosis_read AS (
             url,
             json_transform(json, '{
                 "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
-                "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]}, "verificationStatus": "JSON",
+                "code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR",
+                    "extension": [{"url": "VARCHAR", "valueCoding": {"code": "VARCHAR"}}]}]}, "verificationStatus": "JSON",
                 "subject": {"reference": "VARCHAR", "identifier": "JSON"}
             }') AS resource
         FROM (
@@ -95,7 +97,18 @@ diagnosis_read AS (
 ),
 diagnosis AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
-    SELECT patient, resource
+    SELECT
+        patient,
+        resource,
+        coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
+        OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
+        OR coalesce(list_contains(
+            list_transform(
+                flatten(list_transform(resource.code.coding, lambda coding: coding.extension)),
+                lambda extension: extension.url || '|' || extension.valueCoding.code
+            ),
+            'http://fhir.de/StructureDefinition/icd-10-gm-diagnosesicherheit|A'
+        ), false) AS refuted
     FROM (
         SELECT
             names.patient,
@@ -164,6 +177,11 @@ stay_read AS (
             ELSE nullif(regexp_extract(resource.subject.reference, '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(resource.id, url) AS id,
+        CASE
+            WHEN regexp_matches(resource.partOf.reference, '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(resource.partOf.reference, '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(resource.partOf.reference, '(?:^|/)Encounter/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+        END AS whole,
         resource.subject.reference AS reference,
         resource.subject.identifier IS NOT NULL AS identified,
         try_cast(resource.meta.lastUpdated AS TIMESTAMPTZ) AS changed,
@@ -175,7 +193,7 @@ stay_read AS (
             json_transform(json, '{
                 "id": "VARCHAR", "meta": {"lastUpdated": "VARCHAR", "versionId": "VARCHAR"},
                 "status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
-                "subject": {"reference": "VARCHAR", "identifier": "JSON"}
+                "partOf": {"reference": "VARCHAR"}, "subject": {"reference": "VARCHAR", "identifier": "JSON"}
             }') AS resource
         FROM (
             SELECT if(bundled, item->>'$.fullUrl', NULL) AS url, if(bundled, item->'$.resource', item) AS json
@@ -189,11 +207,12 @@ stay_read AS (
 ),
 stay AS (
     -- Of each patient's, the last version of each; what has no id counts by itself.
-    SELECT patient, resource
+    SELECT patient, id, whole, resource
     FROM (
         SELECT
             names.patient,
             stay_read.id,
+            stay_read.whole,
             stay_read.resource,
             row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, stay_read.resource DESC) AS place
         FROM stay_read
@@ -312,24 +331,27 @@ patient_misses AS (
             'Patient: is an older version, or the same again',
             'Patient: was replaced by another',
             'Patient: has no sex that is female or male',
-            'Patient: has no year of birth'
+            'Patient: has no year of birth',
+            'Patient: has no word on whether they died'
         ]),
         unnest([
             (SELECT count(*) FROM versions WHERE patient IS NULL),
             (SELECT count(*) - count(DISTINCT patient) FROM versions WHERE patient IS NOT NULL),
             (SELECT count(DISTINCT patient) FROM versions) - (SELECT count(*) FROM persons),
             (SELECT count(*) FROM persons WHERE coalesce(resource.gender, '') NOT IN ('female', 'male')),
-            (SELECT count(*) FROM persons WHERE try_cast(substr(resource.birthDate, 1, 4) AS INTEGER) IS NULL)
+            (SELECT count(*) FROM persons WHERE try_cast(substr(resource.birthDate, 1, 4) AS INTEGER) IS NULL),
+            (
+                SELECT count(*) FROM persons
+                WHERE resource.deceasedDateTime IS NULL AND coalesce(resource.deceasedBoolean, '') NOT IN ('true', 'false')
+                    AND coalesce(resource.deceasedBoolean, resource._deceasedBoolean, resource._deceasedDateTime) IS NOT NULL
+            )
         ]),
         (SELECT count(*) FROM versions)
 ),
 codings AS (
     SELECT 'Condition' AS type, row_number() OVER () AS place, resource.code.coding AS codings
     FROM diagnosis
-    WHERE NOT (
-        coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
-        OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
-    )
+    WHERE NOT refuted
     UNION ALL
     SELECT 'Observation', row_number() OVER (), item.code.coding
     FROM (
@@ -400,6 +422,31 @@ known AS (
     ) AS parts
     WHERE parts.code IN ('4548-4', '2160-0', '8480-6', '39156-5')
 ),
+counted AS (
+    SELECT
+        patient,
+        id,
+        whole,
+        CASE resource.class.code
+            WHEN 'IMP' THEN 'inpatient'
+            WHEN 'ACUTE' THEN 'inpatient'
+            WHEN 'NONAC' THEN 'inpatient'
+            WHEN 'AMB' THEN 'outpatient'
+            WHEN 'EMER' THEN 'emergency'
+        END AS kind
+    FROM stay
+    WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
+),
+visits AS (
+    -- What is part of another of its kind, such as the days on one ward of a stay, is not counted beside it.
+    SELECT *
+    FROM counted
+    WHERE NOT EXISTS (
+        SELECT 1
+        FROM (SELECT patient, kind, unnest([id, 'urn:' || lower(regexp_replace(id, '(?i)^urn:[a-z]+:', ''))]) AS name FROM counted) AS wholes
+        WHERE wholes.patient = counted.patient AND wholes.kind = counted.kind AND wholes.name = counted.whole
+    )
+),
 value_misses AS (
     SELECT
         unnest([
@@ -407,13 +454,11 @@ value_misses AS (
             'Observation: is not final, amended or corrected',
             'Encounter: is planned, cancelled or entered in error',
             'Encounter: has a class other than inpatient, outpatient and emergency',
+            'Encounter: is part of another of its kind',
             'Encounter: ends before it begins'
         ]) AS what,
         unnest([
-            (SELECT count(*) FROM diagnosis WHERE (
-                coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
-                OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
-            )),
+            (SELECT count(*) FROM diagnosis WHERE refuted),
             (SELECT count(*) FROM result WHERE coalesce(resource.status, '') NOT IN ('final', 'amended', 'corrected')),
             (SELECT count(*) FROM stay WHERE NOT coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')),
             (
@@ -421,6 +466,7 @@ value_misses AS (
                 WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
                     AND coalesce(resource.class.code, '') NOT IN ('IMP', 'ACUTE', 'NONAC', 'AMB', 'EMER')
             ),
+            (SELECT count(*) FROM counted) - (SELECT count(*) FROM visits),
             (
                 SELECT count(*) FROM stay
                 WHERE try_cast(substr(resource.period."end", 1, 10) AS DATE) < try_cast(substr(resource.period.start, 1, 10) AS DATE)
@@ -429,6 +475,7 @@ value_misses AS (
         unnest([
             (SELECT count(*) FROM diagnosis),
             (SELECT count(*) FROM result),
+            (SELECT count(*) FROM stay),
             (SELECT count(*) FROM stay),
             (SELECT count(*) FROM stay),
             (SELECT count(*) FROM stay)
@@ -454,7 +501,7 @@ SELECT
     number,
     of,
     what LIKE '%older version%' OR what LIKE '%was replaced%' OR what LIKE '%entered in error' OR what LIKE '%is not final%'
-    OR what LIKE '%with a comparator%' OR what LIKE '%without a value' OR what LIKE '%has a class other%' AS meant
+    OR what LIKE '%with a comparator%' OR what LIKE '%without a value' OR what LIKE '%has a class other%' OR what LIKE '%is part of another%' AS meant
 FROM (
     SELECT what, number, of FROM patient_misses
     UNION ALL
