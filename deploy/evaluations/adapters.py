@@ -1,4 +1,4 @@
-"""Blocks of a transformer, on topics of short texts: ``python -m evaluations.adapters --out DIR --part adapters --runs 10``.
+"""Blocks of a transformer, on topics of short texts: ``python -m evaluations.adapters --out DIR --parts adapters --runs 10``.
 
 Corpus, tokenizer and sites are those of :mod:`evaluations.texts`. The frozen network is one block of a transformer that
 tells, from its first word's output, which tokens were left out of a public text; what lies below it makes the records'
@@ -45,6 +45,7 @@ EPSILONS = (None, 1.0, 3.0, 8.0)
 BLOCK = ModelSpec(name="block", inputs=(LENGTH, WIDTH), options={"heads": 2, "hidden": 2 * WIDTH})
 LAYERS = ("features.query", "features.out", "features.first", "features.second")
 RATIOS = (4, 10)
+PARTS = ("adapters", "projection", "fusion")
 STATIONS = {"one": SITES[:2], "two": SITES[2:]}
 MERGES = {
     "average": {"filters": False, "regmean": False},
@@ -243,20 +244,20 @@ def accuracies(arm: Arm, epsilon: float | None, texts: Texts, seed: int) -> floa
     return right(run(PlainFederation(told, {name: PlainSite(records) for name, records in zip(SITES, own, strict=True)})))
 
 
-def measure(texts: Texts, chosen: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
-    """Every result that is not there yet, seed by seed."""
+def measure(texts: Texts, part: str, chosen: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
+    """Every result of a part that is not there yet, seed by seed."""
     for seed in range(chosen.first_seed, chosen.first_seed + chosen.runs):
-        for arm in arms(chosen.part, texts.base, chosen):
+        for arm in arms(part, texts.base, chosen):
             for epsilon in arm.epsilons:
                 cost = "none" if epsilon is None else f"{epsilon:g}"
-                key = f"{chosen.part}, {arm.name}, {cost}, {seed}"
+                key = f"{part}, {arm.name}, {cost}, {seed}"
                 if key not in done:
-                    told = {"key": key, "part": chosen.part, "arm": arm.name, "epsilon": cost, "seed": seed}
+                    told = {"key": key, "part": part, "arm": arm.name, "epsilon": cost, "seed": seed}
                     yield {**told, "accuracy": accuracies(arm, epsilon, texts, seed)}
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    """Print means with standard errors over seeds, and gains over the part's first arm, paired by seed."""
+    """Print a part's means with standard errors over seeds, and gains over its first arm, paired by seed."""
     cells: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows:
         cells.setdefault((row["arm"], row["epsilon"]), {})[row["seed"]] = row["accuracy"]
@@ -272,8 +273,8 @@ def table(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Run what is not in the folder yet, keep every result as a line of JSON, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the rows of each part")
-    parser.add_argument("--part", choices=("adapters", "projection", "fusion"), default="adapters")
+    parser.add_argument("--out", type=Path, required=True, help="folder for rows.jsonl")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--fortunes", type=Path, default=Path("/usr/share/games/fortunes"))
     parser.add_argument("--runs", type=int, default=5, help="seeds, each with sites and test texts of its own")
     parser.add_argument("--first-seed", type=int, default=0)
@@ -284,12 +285,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate of these")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    file = chosen.out / f"{chosen.part}.jsonl"
+    file = chosen.out / "rows.jsonl"
     with tempfile.TemporaryDirectory() as name:
         texts = prepared(chosen.fortunes, chosen.pretraining, Path(name))
-        append_rows(file, measure(texts, chosen, {row["key"] for row in read_rows(file)}))
-    print(f"{texts.public} public texts; {len(texts.records)} at {len(SITES)} sites, 30% of them for testing\n")
-    table(read_rows(file))
+        print(f"{texts.public} public texts; {len(texts.records)} at {len(SITES)} sites, 30% of them for testing")
+        for part in chosen.parts:
+            append_rows(file, measure(texts, part, chosen, {row["key"] for row in read_rows(file)}))
+            print(f"\n{part}\n")
+            table([row for row in read_rows(file) if row["part"] == part])
 
 
 if __name__ == "__main__":

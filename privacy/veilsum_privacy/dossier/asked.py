@@ -97,7 +97,7 @@ def _model(task: Task[Any]) -> str:
     model = task.architecture
     text = "" if model is None else f"the model {model.name}"
     if model is not None and model.weights:
-        text += f" beside frozen weights, of this site's file with SHA-256 {model.weights}"
+        text += f" beside frozen weights, of each site's own file with SHA-256 {model.weights}"
     if getattr(task.parameters, "projection", None) is not None:
         text += ", by projected gradients"
     return text
