@@ -12,7 +12,6 @@ words.
 
 import argparse
 import hashlib
-import io
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,13 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import sentencepiece
 import torch
 from safetensors.torch import save_file
 
 from evaluations.studies import compile_for_sites, complete_records
 from evaluations.tables import append_rows, line, mean_with_error, print_table, read_rows
-from evaluations.texts import CLASSES, LENGTH, SITES, VOCABULARY, WIDTH, corpus, tokens_of
+from evaluations.texts import CLASSES, LENGTH, SITES, VOCABULARY, WIDTH, read_corpus
 from veilsum.compile import StudyRequest
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
@@ -181,16 +179,9 @@ def encode(network: torch.nn.Module, scaled: Floats) -> Floats:
 
 def prepared(folder: Path, steps: int, directory: Path) -> Texts:
     """Train tokenizer, words and block on public texts, and read the others."""
-    found = corpus(folder)
-    public = [text for text, _, drawn in found if drawn < 20]
-    own = [(text, label) for text, label, drawn in found if drawn >= 20]
-    made, tokenizer, base = io.BytesIO(), directory / "tokenizer.model", directory / "base.safetensors"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(public), model_writer=made, vocab_size=VOCABULARY, num_threads=1, minloglevel=2
-    )
-    tokenizer.write_bytes(made.getvalue())
-    known = tokens_of(public, tokenizer, directory)[1]
+    known, columns, tokens, topics = read_corpus(folder, directory)
     below, block = pretrained(torch.from_numpy(known).long(), steps)
+    base = directory / "base.safetensors"
     save_file({f"features.{name}": value.detach().contiguous() for name, value in block.named_parameters()}, base)
     sha256 = hashlib.sha256(base.read_bytes()).hexdigest()
     offer(sha256, base)
@@ -200,11 +191,10 @@ def prepared(folder: Path, steps: int, directory: Path) -> Texts:
         name: float(np.quantile(np.linalg.norm(encode(network, known * scale - 1.0), axis=1), 0.95))
         for name, network in networks.items()
     }
-    columns, tokens = tokens_of([text for text, _ in own], tokenizer, directory)
     label = LabelColumn(column="topic", classes=tuple(ClassValues(name=name, values=(name,)) for name in CLASSES))
     schema = columns.model_copy(update={"label": label, "max_records": 4000})
-    labels = np.array([CLASSES.index(name) for _, name in own], dtype=np.int64)
-    return Texts(schema, complete_records(tokens * scale - 1.0, labels), networks, clips, sha256, len(public))
+    labels = np.array([CLASSES.index(name) for name in topics], dtype=np.int64)
+    return Texts(schema, complete_records(tokens * scale - 1.0, labels), networks, clips, sha256, len(known))
 
 
 def study(arm: Arm, epsilon: float | None, texts: Texts, expected: int) -> Study:

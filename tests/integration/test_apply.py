@@ -28,11 +28,12 @@ from veilsum_coordinator.parts.alignment import application
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.database import open_database
 from veilsum_node.identity.kit import Kit, make_kit
+from veilsum_participant.applying.heads import PersonalHead
 from veilsum_participant.applying.model import Model, load_model
 from veilsum_participant.store.kept import KeptVector, keep_vector
 from veilsum_participant.store.studies import add_study
 from veilsum_participant.store.tables import create_tables
-from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks import TASKS
@@ -266,11 +267,12 @@ def test_a_site_that_took_no_part_is_aligned_by_the_records_that_it_predicts(
     shown(capsys, "participant", "personalise", "result", "--data", "known.csv", "--new-site", "--out", "personal")
     # Later records of the site, too few to align anything by, take the map that its model was made with.
     write_csv(here / "few.csv", x[:3], None)
-    told = load_result(here / "personal")
-    own = told.application["head"]
+    made = load_model(here / "personal")
+    own = made.recipe.head
+    assert isinstance(own, PersonalHead)
     moved = (x[:3] - x.mean(axis=0)) @ matrix.T + target.mean
     released = moved @ head["weights"].T + head["bias"]
-    expected = own["scale"] * released + moved @ told.arrays[own["weights"]].T + told.arrays[own["bias"]]
+    expected = own.scale * released + moved @ made.arrays[own.weights].T + made.arrays[own.bias]
     for options in ((), ("--new-site",)):
         found = shown(capsys, "participant", "apply", "personal", "--data", "few.csv", "--force", *options)
         assert found["site"] is None
