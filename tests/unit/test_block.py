@@ -13,18 +13,14 @@ from support.federation import schema_of
 from support.studies import Watched, compiled, complete
 from veilsum_aggregation.moments import symmetric
 from veilsum_coordinator.methods import get_method
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS
 from veilsum_privacy.training import predict
 from veilsum_privacy.training.arrays import MODEL
-from veilsum_privacy.training.gradients import cross_entropy
 from veilsum_privacy.training.models import ModelSpec, build_architecture
-from veilsum_privacy.training.models.attention import Block, BlockOptions
 from veilsum_privacy.training.models.base import Architecture
-from veilsum_privacy.training.models.networks import Network
-from veilsum_privacy.training.per_record import PerRecordGradients
 
 WORDS, ACROSS, HEADS, HIDDEN, CLASSES = 6, 8, 2, 12, 3
 SPEC = ModelSpec(name="block", inputs=(WORDS, ACROSS), options={"heads": HEADS, "hidden": HIDDEN})
@@ -117,30 +113,6 @@ def test_what_is_no_block(spec: ModelSpec, match: str) -> None:
     with pytest.raises(HostileInput, match=match) as caught:
         build_architecture(spec, WORDS * ACROSS, CLASSES)
     assert caught.value.message
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_bias_of_keys_is_named_as_what_nothing_depends_on(dtype: torch.dtype) -> None:
-    """Its gradient is 0 but for rounding, which no two places of a batch share: that is said, and no company is blamed."""
-
-    class Biased(Block):
-        def shapes(self) -> dict[str, tuple[int, ...]]:
-            found = {}
-            for name, shape in super().shapes().items():
-                found[name] = shape
-                if name == "features.key.weight":
-                    found["features.key.bias"] = shape[:1]
-            return found
-
-        def network(self) -> Network:
-            made = super().network()
-            made.features.key = nn.Linear(ACROSS, ACROSS)
-            return made
-
-    module = Biased(BlockOptions.model_validate(SPEC.options), SPEC.inputs, WORDS * ACROSS, CLASSES).module().to(dtype)
-    with pytest.raises(Misuse, match=r"'features\.key\.bias' is rounding alone") as caught:
-        PerRecordGradients(module).check(lambda x, labels: cross_entropy(module, x, labels), (WORDS * ACROSS,))
-    assert "bias=False" in caught.value.advice
 
 
 # -- in studies ---------------------------------------------------------------------------------------------------------------

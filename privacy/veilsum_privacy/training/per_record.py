@@ -362,7 +362,7 @@ def formed_values(module: nn.Module, mode: Mode) -> int:
 
 
 def _largest(part: Part) -> float:
-    return max(float(np.abs(one).max(initial=0.0)) for one in _arrays(part))
+    return math.prod(float(np.abs(one).max(initial=0.0)) for one in _arrays(part))
 
 
 def _arrays(part: Part) -> tuple[NDArray[np.floating], ...]:
