@@ -92,7 +92,9 @@ def test_who_decides_is_told_of_frozen_weights_and_of_projections(tmp_path: Path
     data = base()
     bed = made_bed(tmp_path, data)
     told = study(bed, data, 8.0)
-    wanted = f"the model adapters beside frozen weights, of each site's own file with SHA-256 {hashlib.sha256(data).hexdigest()}"
+    wanted = (
+        f"the model adapters beside frozen weights, of each site's own file with SHA-256 {hashlib.sha256(data).hexdigest()}"
+    )
     assert asked_facts(told)["computes"] == f"a model trained step by step on sums of gradients: {wanted}"
     projected = bed.compile(
         make_request(schema_of(INPUTS), "fedsgd", 8.0).model_copy(
