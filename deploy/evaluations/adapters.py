@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from evaluations.hfedatm import RememberedSums, SideBySide
 from evaluations.studies import compile_for_sites, complete_records
 from evaluations.tables import append_rows, line, mean_with_error, print_table, read_rows
 from evaluations.texts import CLASSES, LENGTH, SITES, VOCABULARY, WIDTH, read_corpus
@@ -76,9 +77,9 @@ def arms(part: str, sha256: str, chosen: argparse.Namespace) -> Iterator[Arm]:
     """The arms of a part; ``sha256`` is that of the file of frozen weights."""
     if part == "fusion":
         training = {"rounds": chosen.rounds, "batch": 32, "learning_rate": chosen.rate, "model": BLOCK.model_dump(mode="json")}
-        for start in ("shared", "independent"):
+        for start, merges in (("shared", [*MERGES][:2]), ("independent", [*MERGES])):  # from a shared start no unit moves
             about = {**training, "start": start, "stations": STATIONS, "gram_clip": 30.0, "layers": [*LAYERS, "head"]}
-            for name, merge in MERGES.items():
+            for name, merge in ((name, MERGES[name]) for name in merges):
                 yield Arm(f"{start} start, {name}", "words", {**about, "merge": merge}, "hfedatm", (None,))
         yield Arm("each site alone", "words", training, "fedavg", (None,), "alone")
         yield Arm("all in one place", "words", training, "fedavg", (None,), "together")
@@ -214,8 +215,11 @@ def study(arm: Arm, epsilon: float | None, texts: Texts, expected: int) -> Study
     return compile_for_sites(StudyRequest.model_validate(content), SITES)
 
 
-def accuracies(arm: Arm, epsilon: float | None, texts: Texts, seed: int) -> float:
-    """Percent of the test texts of a seed that are told rightly; of each site alone the mean over sites."""
+def accuracy(arm: Arm, epsilon: float | None, texts: Texts, seed: int, memory: RememberedSums) -> float:
+    """Percent of the test texts of a seed that are told rightly; of each site alone the mean over sites.
+
+    Stations that begin apart train alike whatever merges them, which is remembered over a seed's arms.
+    """
     draw, n = np.random.default_rng(seed), len(texts.records)
     test, site = draw.random(n) < 0.3, draw.integers(len(SITES), size=n)
     labels = np.asarray(texts.records.labels)
@@ -231,19 +235,22 @@ def accuracies(arm: Arm, epsilon: float | None, texts: Texts, seed: int) -> floa
         return float(np.mean([right(run(CentralFederation(told, records, holders=1))) for records in own]))
     if arm.records == "together":
         return right(run(CentralFederation(told, held.take(~test))))
-    return right(run(PlainFederation(told, {name: PlainSite(records) for name, records in zip(SITES, own, strict=True)})))
+    sites = PlainFederation(told, {name: PlainSite(records) for name, records in zip(SITES, own, strict=True)})
+    return right(run(SideBySide(sites, None, memory) if arm.method == "hfedatm" else sites))
 
 
-def measure(texts: Texts, part: str, chosen: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
-    """Every result of a part that is not there yet, seed by seed."""
+def measure(texts: Texts, chosen: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
+    """Every result that is not there yet, seed by seed."""
     for seed in range(chosen.first_seed, chosen.first_seed + chosen.runs):
-        for arm in arms(part, texts.base, chosen):
-            for epsilon in arm.epsilons:
-                cost = "none" if epsilon is None else f"{epsilon:g}"
-                key = f"{part}, {arm.name}, {cost}, {seed}"
-                if key not in done:
-                    told = {"key": key, "part": part, "arm": arm.name, "epsilon": cost, "seed": seed}
-                    yield {**told, "accuracy": accuracies(arm, epsilon, texts, seed)}
+        memory = RememberedSums()
+        for part in chosen.parts:
+            for arm in arms(part, texts.base, chosen):
+                for epsilon in arm.epsilons:
+                    cost = "none" if epsilon is None else f"{epsilon:g}"
+                    key = f"{part}, {arm.name}, {cost}, {seed}"
+                    if key not in done:
+                        told = {"key": key, "part": part, "arm": arm.name, "epsilon": cost, "seed": seed}
+                        yield {**told, "accuracy": accuracy(arm, epsilon, texts, seed, memory)}
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -279,10 +286,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         texts = prepared(chosen.fortunes, chosen.pretraining, Path(name))
         print(f"{texts.public} public texts; {len(texts.records)} at {len(SITES)} sites, 30% of them for testing")
-        for part in chosen.parts:
-            append_rows(file, measure(texts, part, chosen, {row["key"] for row in read_rows(file)}))
-            print(f"\n{part}\n")
-            table([row for row in read_rows(file) if row["part"] == part])
+        append_rows(file, measure(texts, chosen, {row["key"] for row in read_rows(file)}))
+    for part in chosen.parts:
+        print(f"\n{part}\n")
+        table([row for row in read_rows(file) if row["part"] == part])
 
 
 if __name__ == "__main__":
