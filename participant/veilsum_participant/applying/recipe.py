@@ -306,7 +306,8 @@ def _check_reference(made: MadeBy, recipe: Recipe, arrays: _Arrays) -> None:
 def _check_own(alignment: OwnAlignment, recipe: Recipe, arrays: _Arrays) -> None:
     shapes: dict[str, tuple[int, ...]] = {"matrix": (recipe.width, recipe.width), "offset": (recipe.width,)}
     if (use := alignment.moments) is not None:
-        shapes = {"count": (1,)} | {f"t{k}": (_columns(recipe, use),) for k in range(1, use.order + 1)}
+        named = ("count", *(f"t{k}" for k in range(1, use.order + 1)))
+        shapes = {name: (1 if name == "count" else _columns(recipe, use),) for name in named}
     if set(alignment.own) != set(shapes):
         raise HostileInput("The result's alignment lacks a part of the site's own.", _AGAIN)
     for name, array in alignment.own.items():
