@@ -12,11 +12,12 @@ import io
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import sentencepiece
 import torch
+from numpy.typing import NDArray
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import veilsum
@@ -91,6 +92,30 @@ def tokens_of(texts: Sequence[str], tokenizer: Path, directory: Path) -> tuple[D
     return schema, np.stack([columns[name].to_numpy() for name in source.derived], axis=1)
 
 
+class TokenCorpus(NamedTuple):
+    """Tokens (n, LENGTH) of ``public`` texts, and of those that sites hold, with their columns and their classes (n,)."""
+
+    public: Floats
+    schema: DatasetSchema
+    tokens: Floats
+    labels: NDArray[np.str_]
+
+
+def read_corpus(folder: Path, directory: Path) -> TokenCorpus:
+    """The corpus by a tokenizer that is learned from its public texts, and kept in the directory."""
+    found = corpus(folder)
+    public = [text for text, _, drawn in found if drawn < 20]
+    own = [(text, label) for text, label, drawn in found if drawn >= 20]
+    made, tokenizer = io.BytesIO(), directory / "tokenizer.model"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(public), model_writer=made, vocab_size=VOCABULARY, num_threads=1, minloglevel=2
+    )
+    tokenizer.write_bytes(made.getvalue())
+    known = tokens_of(public, tokenizer, directory)[1]
+    schema, tokens = tokens_of([text for text, _ in own], tokenizer, directory)
+    return TokenCorpus(known, schema, tokens, np.array([label for _, label in own]))
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -104,25 +129,15 @@ def main() -> None:
 
 def run(folder: Path, runs: int, steps: int, directory: Path) -> None:
     """Print the table of so many runs, each with sites and test texts of its own."""
-    found = corpus(folder)
-    public = [text for text, _, drawn in found if drawn < 20]
-    own = [(text, label) for text, label, drawn in found if drawn >= 20]
-    made, tokenizer, program = io.BytesIO(), directory / "tokenizer.model", directory / "network.pt2"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(public), model_writer=made, vocab_size=VOCABULARY, num_threads=1, minloglevel=2
-    )
-    tokenizer.write_bytes(made.getvalue())
-    known = tokens_of(public, tokenizer, directory)[1]
-    network = pretrained(torch.from_numpy(known).long(), steps)
+    known, schema, tokens, labels = read_corpus(folder, directory)
+    network, program = pretrained(torch.from_numpy(known).long(), steps), directory / "network.pt2"
     torch.export.save(torch.export.export(network, (torch.zeros(1, LENGTH),)), program)
-    schema, tokens = tokens_of([text for text, _ in own], tokenizer, directory)
-    labels = np.array([label for _, label in own])
     clip = float(np.quantile(np.linalg.norm(_features(network, known), axis=1), 0.95))  # of public texts
     features = _features(network, tokens)
     scores: dict[str, list[float]] = {}
     for seed in range(runs):
         draw = np.random.default_rng(seed)
-        test, site = draw.random(len(own)) < 0.3, draw.integers(len(SITES), size=len(own))
+        test, site = draw.random(len(tokens)) < 0.3, draw.integers(len(SITES), size=len(tokens))
         alone = [_own(features, labels, ~test & (site == place), test) for place in range(len(SITES))]
         scores.setdefault("each site alone", []).append(float(np.mean(alone)))
         scores.setdefault("in one place, without noise", []).append(_own(features, labels, ~test, test))
@@ -131,7 +146,7 @@ def run(folder: Path, runs: int, steps: int, directory: Path) -> None:
             frames, schema, (program, clip), frame_of(schema, tokens, labels, test), labels[test]
         ).items():
             scores.setdefault(epsilon, []).append(score)
-    print(f"{len(public)} public texts; {len(own)} at {len(SITES)} sites, 30% of them for testing; {runs} runs\n")
+    print(f"{len(known)} public texts; {len(tokens)} at {len(SITES)} sites, 30% of them for testing; {runs} runs\n")
     print_table(
         ("fedcgs", "accuracy"), [line((name, mean_with_error(100 * np.array(values)))) for name, values in scores.items()]
     )

@@ -66,8 +66,7 @@ def write_onnx(
     data = onnx_bytes(model, about, site=site, from_features=from_features)
     if not path.parent.is_dir():
         raise Unavailable(f"{path} cannot be written: the folder {path.parent} does not exist.", "Make it, or name another.")
-    own = isinstance(model.recipe.head, PersonalHead)
-    return write_files(path.parent, {path.name: data}, replace=replace, confidential=own)[0]
+    return write_files(path.parent, {path.name: data}, replace=replace, confidential=model.holds_own)[0]
 
 
 def exported_model(result: Result) -> Model:
@@ -118,14 +117,17 @@ def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = Non
             cosines = graph.node("Cos", graph.affine(graph.single(x), *waves(encoder)))
             x = graph.node("Mul", cosines, graph.constant(np.float32(height(encoder))))
     if (alignment := model.recipe.alignment) is not None:
-        if model.aligned is not None or not isinstance(alignment, Maps) or alignment.moments is not None:
+        if alignment.moments is not None or not (isinstance(alignment, Maps) or alignment.own):
             raise Misuse(
                 "This result is aligned by what each site keeps to itself, which no file holds.",
                 "Apply it at a site that took part: `veilsum participant apply`.",
             )
-        place = _place(alignment, site)
-        x = graph.affine(graph.single(x), model.arrays[alignment.matrix][place], model.arrays[alignment.offset][place])
-        told["site"] = site
+        if isinstance(alignment, Maps):
+            place, told["site"] = _place(alignment, site), site
+            pair = model.arrays[alignment.matrix][place], model.arrays[alignment.offset][place]
+        else:
+            pair = model.arrays[alignment.own["matrix"]], model.arrays[alignment.own["offset"]]
+        x = graph.affine(graph.single(x), *pair)
     _outputs(graph, model, x, whole)
     told["classes"] = json.dumps(model.classes, ensure_ascii=False) if model.classes else None
     if (outcome := model.recipe.outcome) is not None:

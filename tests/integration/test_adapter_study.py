@@ -26,6 +26,7 @@ from veilsum_participant.datasets import Datasets
 from veilsum_participant.protocol.policy import term_faults
 from veilsum_participant.settings.dataset_config import EncoderConfig
 from veilsum_participant.worker.remote import WorkerDatasets
+from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -85,6 +86,22 @@ def test_a_study_runs_over_the_wire(tmp_path: Path) -> None:
     assert b"features.first" not in files["arrays.safetensors"]
     released = [entry for entry in bed.sites["a"].ledger.entries() if entry.kind is Kind.CHARGE]
     assert len(released) == 2
+
+
+def test_who_decides_is_told_of_frozen_weights_and_of_projections(tmp_path: Path) -> None:
+    data = base()
+    bed = made_bed(tmp_path, data)
+    told = study(bed, data, 8.0)
+    wanted = (
+        f"the model adapters beside frozen weights, of each site's own file with SHA-256 {hashlib.sha256(data).hexdigest()}"
+    )
+    assert asked_facts(told)["computes"] == f"a model trained step by step on sums of gradients: {wanted}"
+    projected = bed.compile(
+        make_request(schema_of(INPUTS), "fedsgd", 8.0).model_copy(
+            update={"parameters": {**dict(told.parameters), "projection": {"ratio": 4}}}
+        )
+    )
+    assert asked_facts(projected)["computes"].endswith(f"{wanted}, by projected gradients")
 
 
 def test_the_released_model_is_that_of_all_records_in_one_place(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from veilsum_coordinator.parts.alignment import application
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.database import open_database
 from veilsum_node.identity.kit import Kit, make_kit
+from veilsum_participant.applying.heads import PersonalHead
 from veilsum_participant.applying.model import Model, load_model
 from veilsum_participant.store.kept import KeptVector, keep_vector
 from veilsum_participant.store.studies import add_study
@@ -264,6 +265,19 @@ def test_a_site_that_took_no_part_is_aligned_by_the_records_that_it_predicts(
     measured = shown(capsys, "participant", "evaluate", "result", "--data", "known.csv", "--new-site")
     assert measured["accuracy"]["value"] == 1.0
     shown(capsys, "participant", "personalise", "result", "--data", "known.csv", "--new-site", "--out", "personal")
+    # Later records of the site, too few to align anything by, take the map that its model was made with.
+    write_csv(here / "few.csv", x[:3], None)
+    made = load_model(here / "personal")
+    own = made.recipe.head
+    assert isinstance(own, PersonalHead)
+    moved = (x[:3] - x.mean(axis=0)) @ matrix.T + target.mean
+    released = moved @ head["weights"].T + head["bias"]
+    expected = own.scale * released + moved @ made.arrays[own.weights].T + made.arrays[own.bias]
+    for options in ((), ("--new-site",)):
+        found = shown(capsys, "participant", "apply", "personal", "--data", "few.csv", "--force", *options)
+        assert found["site"] is None
+        probability = [float(line["probability_c0"]) for line in table(here / "predictions.csv")]
+        np.testing.assert_allclose(probability, softmax(expected, axis=1)[:, 0], rtol=1e-5)
 
 
 def _size(study: Study, label: str) -> int:

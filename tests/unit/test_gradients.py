@@ -400,6 +400,28 @@ def test_losses_that_mix_records_are_refused(mode: Mode) -> None:
     assert engine_sum(plain, entropy(plain), x, labels, 0.7).invalid == 0
 
 
+class _Beside(nn.Module):
+    """A layer whose outputs count so much, times the record's place in the batch."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share, self.key = share, nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.share * torch.arange(len(x), dtype=x.dtype)[:, None] * self.key(x)
+
+
+@pytest.mark.parametrize("mode", ["ghost", "hooks"])
+@pytest.mark.parametrize(("share", "words"), [(1e-16, "is rounding alone"), (1e-6, "depends on the other records")])
+def test_a_parameter_that_nothing_depends_on_is_named(share: float, words: str, mode: Mode) -> None:
+    """As a bias of attention's keys, which adds the same to every word's fit: no company is blamed for its rounding."""
+    rng = np.random.default_rng(0)
+    made = PerRecordGradients(net(_Beside(share)), mode)
+    with pytest.raises(Misuse, match=rf"'features\.middle\.key\.weight' {words}") as caught:
+        engine_sum(made, entropy(made), rng.standard_normal((9, 5)), rng.integers(CLASSES, size=9), 0.7)
+    assert ("keys" in caught.value.advice) is (share < 1e-9)
+
+
 @pytest.mark.parametrize("value", [0.0, 1e300])
 def test_no_broadcast_hides_what_the_check_looks_for(value: float) -> None:
     """A first model of zeros, or of values that overflow, in front of layers that mix records; and it is left as it was."""

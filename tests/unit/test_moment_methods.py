@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,10 @@ from veilsum_coordinator.parts.base import Inputs
 from veilsum_coordinator.parts.moment_alignment import LABEL, WITHIN_LABEL, MomentAlignment, training_records
 from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
-from veilsum_participant.applying.model import Model
+from veilsum_participant.applying.model import Model, load_model
+from veilsum_participant.applying.personal import personalise
 from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon_of
-from veilsum_privacy.results.result import Result
+from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
@@ -319,6 +321,28 @@ def test_a_study_that_keeps_statistics_has_one_cohort() -> None:
     result, _ = run(study, shifted_sites(40))
     assert result.summary["participation"]["mode"] == "natural"
     assert result.summary["rounds"] == 4
+
+
+@pytest.mark.parametrize("order", [2, 4])
+def test_a_new_sites_personal_model_keeps_the_map_that_it_was_made_with(order: int, tmp_path: Path) -> None:
+    result, _ = run(compiled("fedavg", {**SHORT["fedavg"], "moments": {"order": order}}), shifted_sites(50))
+    own, later = shifted_sites(90)["b"], shifted_sites(95)["b"].take(np.arange(90, 95))
+    new = Model.from_result(result).at_new_site(own)
+    expected = new.features(later)
+    assert np.abs(expected - later.features).max() > 0.01
+    found = personalise(new, own)
+    told = found.result(result)
+    save_result(tmp_path, told)
+    stored = load_model(tmp_path)
+    np.testing.assert_array_equal(stored.features(later), expected)
+    np.testing.assert_array_equal(stored.at_new_site(later).scores(later), found.model.scores(later))
+    np.testing.assert_array_equal(
+        new.at_new_site(later).features(later), Model.from_result(result).at_new_site(later).features(later)
+    )
+    said = told.application["alignment"]
+    for wrong in ({"count": said["own"]["count"]}, {**said["own"], "t1": said["own"]["count"]}, {"matrix": "weights"}):
+        with pytest.raises(HostileInput):
+            Model.from_result(replace(told, application={**told.application, "alignment": {**said, "own": wrong}}))
 
 
 def test_a_bundle_that_contradicts_itself_is_refused() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,6 +163,19 @@ def test_a_projection_and_a_sites_map_come_before_the_head(site: str) -> None:
     with pytest.raises(Misuse, match="features of each site") as caught:
         onnx_bytes(Model.from_result(result), {})
     assert "berlin, oslo" in caught.value.advice
+
+
+def test_the_map_of_a_new_sites_own_model_comes_before_its_head(tmp_path: Path) -> None:
+    """Only its owner can read the file: the map is made of the site's records without noise."""
+    rng = np.random.default_rng(3)
+    arrays, encoder = encoder_of(4)
+    arrays |= {"own.matrix": rng.standard_normal((4, 4)), "own.offset": rng.standard_normal(4)}
+    own = {"matrix": "own.matrix", "offset": "own.offset"}
+    alignment = {"kind": "barycenter", "source": "", "tau": 1.0, "reference": {}, "own": own}
+    result = linear_result(MIXED, 4, arrays=arrays, encoder=encoder, alignment=alignment)
+    assert_same(result, MIXED)
+    path = Classifier(Model.from_result(result)).to_onnx(tmp_path / "own.onnx")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_random_features_come_before_the_head() -> None:

@@ -29,8 +29,8 @@ from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_aggregation.moment_maps import scaled
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, raising
-from veilsum_participant.applying.heads import NetworkHead, PersonalHead, head_scores
-from veilsum_participant.applying.recipe import MadeBy, Maps, ProjectionArrays, Recipe, parse_recipe
+from veilsum_participant.applying.heads import PERSONAL, NetworkHead, PersonalHead, head_scores
+from veilsum_participant.applying.recipe import MadeBy, Maps, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
 from veilsum_participant.settings.encoder_files import file_digest
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program, RandomFeatures
@@ -59,7 +59,6 @@ class Model:
         recipe: the steps from columns to scores.
         arrays: float64 arrays that the steps name.
         program: the frozen program, for a result that needs one.
-        aligned: the alignment of a site that took no part (:meth:`at_new_site`), which is then applied whatever site is named.
     """
 
     method: str
@@ -68,7 +67,6 @@ class Model:
     recipe: Recipe
     arrays: Mapping[str, Floats]
     program: Encode | None = None
-    aligned: Move | None = None
 
     @staticmethod
     def from_result(result: Result, encoder: Path | Encode | None = None, weights: Path | None = None) -> Model:
@@ -205,7 +203,7 @@ class Model:
         """The model at a site that took no part: aligned by what the site's own records are like, whose classes are not read.
 
         What the map is made of is computed here, in the clear, and goes nowhere. A model without an alignment is returned as
-        it is.
+        it is, and so is a personal one that was made at such a site, with the map that it has.
 
         Args:
             records: of the site, under the model's schema: those to be predicted, or others of the same kind.
@@ -216,7 +214,7 @@ class Model:
             HostileInput: the result's reference does not fit its features.
         """
         alignment = self.recipe.alignment
-        if alignment is None:
+        if alignment is None or (isinstance(self.recipe.head, PersonalHead) and _own_arrays(alignment)):
             return self
         made = alignment.made_by if isinstance(alignment, Maps) else alignment
         if made is None:
@@ -227,13 +225,23 @@ class Model:
             raise DataError("No record has features to align the site by.", "Give records with all columns.")
         reference = {name: self.arrays[array] for name, array in made.reference.items()}
         if not reference:
-            return replace(self, aligned=lambda x, present: x)
+            return replace(self, recipe=replace(self.recipe, alignment=None))
         with raising(_UNFIT, on=(KeyError, ValueError, ArithmeticError)):
             if made.kind == "moments":
-                kept, noise = _power_sums(made, self.recipe, x[known])
-                return replace(self, aligned=self._by_moments(made, reference, kept, noise))
-            own = unlabelled_map(made.kind, x[known], reference, tau=made.tau)
-        return replace(self, aligned=_affine_move(own.matrix, own.offset))
+                own = _power_sums(made, self.recipe, x[known])
+                self._by_moments(made, reference, own, dict.fromkeys(own, 0.0))
+            else:
+                found = unlabelled_map(made.kind, x[known], reference, tau=made.tau)
+                own = {"matrix": found.matrix, "offset": found.offset}
+        named = {name: f"{PERSONAL}alignment.{name}" for name in own}
+        settled = OwnAlignment(source="", own=named, **{name: getattr(made, name) for name in MadeBy.model_fields})
+        held = {named[name]: array for name, array in own.items()}
+        return replace(self, recipe=replace(self.recipe, alignment=settled), arrays={**self.arrays, **held})
+
+    @property
+    def holds_own(self) -> bool:
+        """Whether a site's own records made its alignment, or its head, without noise: it is as confidential as they are."""
+        return isinstance(self.recipe.head, PersonalHead) or bool(_own_arrays(self.recipe.alignment))
 
     def with_schema(self, schema: DatasetSchema) -> Model:
         """The model reading files as another schema says: names of columns, bounds and categories must be the same.
@@ -251,8 +259,8 @@ class Model:
         self, site: str | None, kept: Mapping[str, Floats] | None, noise_std: Mapping[str, float] | None
     ) -> Move | None:
         alignment = self.recipe.alignment
-        if alignment is None or self.aligned is not None:
-            return self.aligned
+        if alignment is None:
+            return None
         if isinstance(alignment, Maps):
             if site is None:
                 raise Misuse("This result aligns the features of each site.", f"Name one: {', '.join(alignment.sites[:20])}.")
@@ -263,6 +271,10 @@ class Model:
             if alignment.moments is None:
                 return _affine_move(matrix, offset)
             return _by_columns(lambda x: scaled(x, matrix, offset), alignment.moments, self.recipe)
+        if own := {name: self.arrays[array] for name, array in _own_arrays(alignment).items()}:
+            if alignment.kind != "moments":
+                return _affine_move(own["matrix"], own["offset"])
+            kept, noise_std = own, dict.fromkeys(own, 0.0)
         if kept is None:
             raise Misuse(
                 f"This result is aligned by what a site kept of the task {alignment.source!r}.",
@@ -275,14 +287,14 @@ class Model:
         try:
             if alignment.kind == "moments":
                 return self._by_moments(alignment, reference, kept, noise)
-            own = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
+            found = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
         except (KeyError, ValueError, ArithmeticError) as error:
             raise HostileInput(
                 "The result's reference does not fit the kept statistic.", "Use the result of the study it was kept for."
             ) from error
-        if own.matrix.shape != (self.width, self.width):
+        if found.matrix.shape != (self.width, self.width):
             raise HostileInput("The kept statistic is of other features than the result's.", "Use the one of the same study.")
-        return _affine_move(own.matrix, own.offset)
+        return _affine_move(found.matrix, found.offset)
 
     def _by_moments(
         self, made: MadeBy, reference: Mapping[str, Floats], kept: Mapping[str, Floats], noise: Mapping[str, float]
@@ -355,21 +367,25 @@ def _all(mask: Bools) -> Bools:
     return cast(Bools, np.logical_and.reduce(mask, axis=1))
 
 
+def _own_arrays(alignment: Maps | OwnAlignment | None) -> Mapping[str, str]:
+    """Names of what a site that took no part gave its alignment; none where the alignment is another one."""
+    return alignment.own if isinstance(alignment, OwnAlignment) else {}
+
+
 def _moments(made: MadeBy) -> MomentUse:
     if made.moments is None:
         raise ValueError("the result does not state its moments")
     return made.moments
 
 
-def _power_sums(made: MadeBy, recipe: Recipe, x: Floats) -> tuple[dict[str, Floats], dict[str, float]]:
-    """The blocks of the task "power-moments" over features (n, m), in the clear, and that they have no noise."""
+def _power_sums(made: MadeBy, recipe: Recipe, x: Floats) -> dict[str, Floats]:
+    """The blocks of the task "power-moments" over features (n, m), in the clear."""
     use = _moments(made)
     u = np.clip(x[:, recipe.aligned_columns(use)] / use.bound, -1.0, 1.0)
     powers = {f"t{k}": np.cos(k * np.arccos(u)) for k in range(1, use.order + 1)}
     if use.channels is not None:
         powers = {name: t.reshape(len(t), use.channels, -1).mean(axis=2) for name, t in powers.items()}
-    blocks = {"count": np.array([float(len(x))]), **{name: t.sum(axis=0) for name, t in powers.items()}}
-    return blocks, dict.fromkeys(blocks, 0.0)
+    return {"count": np.array([float(len(x))]), **{name: t.sum(axis=0) for name, t in powers.items()}}
 
 
 def _affine_move(matrix: Floats, offset: Floats) -> Move:

@@ -86,8 +86,9 @@ class Personal:
         model, head = self.model, self.model.recipe.head
         if not isinstance(head, PersonalHead):
             model, head = _with(model, 1.0, np.zeros((model.recipe.scores, model.width)), np.zeros(model.recipe.scores))
-        own = {name: model.arrays[name] for name in (head.weights, head.bias)}
-        told = {**released.application, "head": head.model_dump(mode="json"), "scores": _SCORES}
+        own = {name: array for name, array in model.arrays.items() if name.startswith(PERSONAL)}
+        alignment = None if model.recipe.alignment is None else model.recipe.alignment.model_dump(mode="json")
+        told = {**released.application, "head": head.model_dump(mode="json"), "scores": _SCORES, "alignment": alignment}
         summary = {**released.summary, "personal": self.to_json()}
         return Result(released.method, summary, {**released.arrays, **own}, told)
 

@@ -71,10 +71,13 @@ class OwnAlignment(MadeBy):
             :func:`veilsum_aggregation.moment_alignment.local_map`, knows, the name of the array.
         moments: of the kind ``moments``.
         noise_std: standard deviation of the noise in the kept statistic, by block, in the block's own units.
+        own: of a personal model of a site that took no part, what its records give in place of a kept statistic, without
+            noise: of the kind ``moments`` power sums by block, else ``matrix`` (m, m) and ``offset`` (m,) of the map.
     """
 
-    source: Name
+    source: Name | Literal[""]
     noise_std: dict[str, Annotated[Real, Field(ge=0)]] | None = None
+    own: dict[str, Array] = Field(default_factory=dict)
 
 
 class FileForm(Frozen):
@@ -274,6 +277,8 @@ def _check_alignment(recipe: Recipe, arrays: _Arrays) -> None:
             _check_reference(alignment.made_by, recipe, arrays)
     elif alignment is not None:
         _check_reference(alignment, recipe, arrays)
+        if alignment.own:
+            _check_own(alignment, recipe, arrays)
 
 
 def _check_reference(made: MadeBy, recipe: Recipe, arrays: _Arrays) -> None:
@@ -294,6 +299,17 @@ def _check_reference(made: MadeBy, recipe: Recipe, arrays: _Arrays) -> None:
     for name, array in made.reference.items():
         if name not in shapes:
             raise HostileInput(f"The result's alignment has an unknown reference {name!r}.", _AGAIN)
+        arrays.take(array, *shapes[name])
+
+
+def _check_own(alignment: OwnAlignment, recipe: Recipe, arrays: _Arrays) -> None:
+    shapes: dict[str, tuple[int, ...]] = {"matrix": (recipe.width, recipe.width), "offset": (recipe.width,)}
+    if (use := alignment.moments) is not None:
+        named = ("count", *(f"t{k}" for k in range(1, use.order + 1)))
+        shapes = {name: (1 if name == "count" else _columns(recipe, use),) for name in named}
+    if set(alignment.own) != set(shapes):
+        raise HostileInput("The result's alignment lacks a part of the site's own.", _AGAIN)
+    for name, array in alignment.own.items():
         arrays.take(array, *shapes[name])
 
 

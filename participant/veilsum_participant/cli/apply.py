@@ -207,7 +207,7 @@ def aligned(
     alignment = model.recipe.alignment
     if isinstance(alignment, Maps):
         return model, own.name, None, None
-    if isinstance(alignment, OwnAlignment):
+    if isinstance(alignment, OwnAlignment) and not alignment.own:
         _require_own(own)
         return model, own.site, *kept_statistic(own.settings, study_digest(result), alignment.source)
     return model, None, None, None

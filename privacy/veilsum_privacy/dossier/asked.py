@@ -4,11 +4,13 @@ Everything follows from the signed study.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.phrases import counted, listed
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
+from veilsum_privacy.tasks.base import Task
 from veilsum_privacy.tasks.queries.language import Query
 from veilsum_privacy.tasks.tables import questions_of
 
@@ -81,12 +83,24 @@ def asked_facts(study: Study) -> dict[str, str]:
 def _computed(study: Study) -> Iterator[str]:
     """What is computed; of a method that this version does not know, its name."""
     try:
-        asked = [question.query for task in AgreedStudy(study).tasks for question in questions_of(task.task)]
+        tasks = [agreed.task for agreed in AgreedStudy(study).tasks]
     except HostileInput:  # of a task of an earlier version
-        asked = []
+        tasks = []
+    asked = [question.query for task in tasks for question in questions_of(task)]
     if study.method != "statistics" or not asked:
-        yield METHODS.get(study.method, f"the method {study.method}")
+        models = "".join(dict.fromkeys(f": {_model(task)}" for task in tasks if task.architecture is not None))
+        yield METHODS.get(study.method, f"the method {study.method}") + models
     yield from dict.fromkeys(map(_question, asked))
+
+
+def _model(task: Task[Any]) -> str:
+    model = task.architecture
+    text = "" if model is None else f"the model {model.name}"
+    if model is not None and model.weights:
+        text += f" beside frozen weights, of each site's own file with SHA-256 {model.weights}"
+    if getattr(task.parameters, "projection", None) is not None:
+        text += ", by projected gradients"
+    return text
 
 
 def _question(query: Query) -> str:

@@ -13,7 +13,8 @@ from pydantic import Field, StringConstraints, model_validator
 from veilsum_node.fields import Frozen, Real
 
 MAX_WIDTH = 4096
-"""Most features that an encoder may make."""
+"""Most features that an encoder may make: a site tries a study's alignments on square matrices of so many, 128 MiB each, and a
+study that nobody has looked at yet must not take more of its memory."""
 
 MAX_INPUTS = 2**20
 """Most values that an encoder may take of one record."""

@@ -74,6 +74,9 @@ class Factors(NamedTuple):
 
 Part = Rows | Factors
 
+ROUNDING = 1e3
+"""Units of rounding of the largest gradient up to which one by another parameter may be rounding alone."""
+
 
 class PerRecordGradients:
     """Factors of a network's per-record gradients.
@@ -183,7 +186,8 @@ class PerRecordGradients:
             width: shape of one record.
 
         Raises:
-            Misuse: a gradient depends on other records by more than rounding, or part of it escapes the layers.
+            Misuse: a gradient depends on other records by more than rounding or is rounding alone, or part of it escapes the
+                layers.
         """
         rng = np.random.default_rng(0)
         parameters = list(self.module.parameters())
@@ -213,14 +217,20 @@ class PerRecordGradients:
         strange = rng.random(self.physical) < 0.5
         others[strange] = 10.0 * rng.standard_normal((int(strange.sum()), *width))
         moved = self._parts(loss_of, others, labels[order])
-        same = True
+        same, scale = True, max((_largest(part) for part in parts), default=0.0)
         for before, after in zip(parts, moved, strict=True):
             for one, other in zip(_arrays(before), _arrays(after), strict=True):
                 mine, its = one[order][~strange], other[~strange]
                 same &= np.array_equal(mine, its, equal_nan=True)
                 if not np.allclose(mine, its, rtol=1e-2, atol=1e-3 * float(np.abs(mine).max(initial=0.0)), equal_nan=True):
+                    name = before.weight if isinstance(before, Factors) else before.name
+                    if _largest(before) <= ROUNDING * np.finfo(one.dtype).eps * scale:
+                        raise Misuse(
+                            f"The gradient by {name!r} is rounding alone: the loss does not depend on it.",
+                            "Leave it out of the network. A bias of attention's keys is such: nn.Linear(..., bias=False).",
+                        )
                     raise Misuse(
-                        "A record's gradient depends on the other records of its batch.",
+                        f"A record's gradient by {name!r} depends on the other records of its batch.",
                         "Use layers and losses that treat each record by itself: GroupNorm in place of batch norms.",
                     )
         if not same:
@@ -348,6 +358,10 @@ def formed_values(module: nn.Module, mode: Mode) -> int:
         if not (mode == "ghost" and type(layer) is nn.Linear):
             formed += sum(parameter.numel() for parameter in layer.parameters(recurse=False))
     return formed
+
+
+def _largest(part: Part) -> float:
+    return math.prod(float(np.abs(one).max(initial=0.0)) for one in _arrays(part))
 
 
 def _arrays(part: Part) -> tuple[NDArray[np.floating], ...]:
