@@ -32,7 +32,7 @@ from veilsum_node.web.settings import ConsoleSettings, RoleGroups, open_socket
 from veilsum_participant.console.pages import SitePages
 from veilsum_participant.protocol.decisions import shown_study, waiting_studies
 from veilsum_participant.protocol.shown import shown_text
-from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger import Kind, LedgerReader, Verification, verify_ledger
 from veilsum_privacy.ledger.export import write_jsonl
 
 PAGES = [page for page in SitePages(Path("participant.toml")).pages() if page.path != "/logout"]
@@ -582,6 +582,30 @@ def test_the_dossier_says_on_whose_word(attack: Adversary) -> None:
     assert "attachment" in twin.headers["content-disposition"]
     (account,) = twin.json()["accounts"]
     assert (account["analyst"], account["purpose"]) == ("analyst", WORDS["purpose"])
+
+
+def test_the_dossier_verifies_a_ledger_once(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may read it cannot keep the processor busy by asking again; what is new, or an hour old, is verified."""
+    times: list[bytes] = []
+
+    def verified(source: LedgerReader, **given: Any) -> Verification:
+        times.append(source.head())
+        return verify_ledger(source, **given)
+
+    monkeypatch.setattr("veilsum_privacy.dossier.ledgers.verify_ledger", verified)
+    visitor = Visitor(console_of(attack)).log_in()
+    for place in ("/dossier", "/dossier/page", "/dossier/twin", "/dossier/page?contact=Ada"):
+        assert visitor.client.get(place).status_code == 200
+    assert len(times) == 1
+    visitor.decide(attack.key, "decline", "no contract")
+    made = visitor.client.get("/dossier/twin").json()
+    assert (len(times), made["proof"]["head"]) == (2, attack.bed.sites["a"].ledger.head().hex())
+    monkeypatch.setattr("veilsum_participant.console.facts.KEPT_SECONDS", 0)
+    assert visitor.client.get("/dossier").status_code == 200
+    assert len(times) == 3
+    with attack.bed.sites["a"].database.transaction() as connection:
+        connection.exec_driver_sql("UPDATE ledger SET time = time + 1 WHERE seq = 2")
+    assert "does not verify" in visitor.text("/dossier")
 
 
 def test_health_and_settings_say_where(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from support.neighbours import SETTINGS, Setting, random_records
 from support.rows import of_values, question_rows
 from support.studies import agreed, complete, demand, federation, split_records
 from veilsum.compile import StudyRequest
@@ -236,8 +237,24 @@ def test_without_noise_a_mean_of_too_many_records_is_a_mean(n: int) -> None:
     assert [row["mean"]["value"] for row in rows] == pytest.approx([1.0, 0.25], abs=1e-6)
     assert rows[0]["standard_deviation"]["value"] == pytest.approx(0.0, abs=1e-2)
     part = compute_sum(table_task(study).plan(2, 2), records, {})
-    assert (part.cut > 0) == (n == 20_000)  # the declared norm is longer than these rows are
+    assert (part.cut > 0) == (n > 500)
     assert np.abs(part.total).max() <= table_task(study).plan(2, 2).encoding.bound
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "setting", [own for own in SETTINGS if own.additive], ids=lambda setting: f"{setting.task}-{setting.name}"
+)
+def test_without_noise_a_large_site_has_one_factor_in_every_task(setting: Setting) -> None:
+    """A factor that followed the sum would be another one in each task, and their difference would show the site alone."""
+    most = setting.schema.max_records  # by which some tasks weigh, so that it stays
+    records = random_records(np.random.default_rng(5), 2 * most + 7, setting.schema, complete=True)
+    study = setting.study("record", grid=2**20, variance=0, noise="none")
+    parts = [records.take(slice(start, start + most)) for start in range(0, len(records), most)]
+    whole = sum(setting.total(study, part) for part in parts)
+    found = setting.total(study, records)
+    np.testing.assert_allclose(found, whole * (most / len(records)), atol=len(parts) + 1)
+    assert np.abs(found).max() <= setting.plan(study).encoding.bound
 
 
 @pytest.mark.parametrize("n", [1500, 20_000])

@@ -13,6 +13,10 @@ Sums of one vector a site, as training gives it, may weigh their members. Two of
 of the same vectors, also where they are of two studies: w of the one less c times v of the other leaves the vectors of some
 members. So weights are remembered as well, and no such difference may leave one member more than 1 / ``min_cohort`` of it. At
 equal weights that is the rule for members.
+
+A site with more records than a study's ``max_records`` counts for as many in every sum of it: with a weight below 1, which
+whoever chooses ``max_records`` chooses. So sums without noise of one population have the same, unless the site states that it
+has no more records than the smallest (``most_records``).
 """
 
 from __future__ import annotations
@@ -57,16 +61,23 @@ class RememberedCohort:
         study: digest of the study.
         members: None after a restored backup whose receipts do not show them.
         weights: of a sum of one vector a site; None of others, and where they are not known.
+        records: the study's ``max_records``; None with noise, and where it is not known.
     """
 
     study: bytes
     members: Cohort | None
     weights: Weights | None = None
+    records: int | None = None
 
 
 def is_held(study: Study) -> bool:
     """Whether the cohorts of a study's sums are held to earlier ones; a study without noise is always strict."""
     return study.privacy.cohort_difference == "strict"
+
+
+def counted_records(study: Study) -> int | None:
+    """As how many records a site counts at most in a sum without noise; None with noise, which hides where that cuts."""
+    return study.data.max_records if study.privacy.noise == "none" else None
 
 
 def remember(
@@ -77,6 +88,7 @@ def remember(
     context: bytes,
     members: Cohort | None,
     weights: Weights | None = None,
+    records: int | None = None,
 ) -> None:
     """Remember the cohort of a sum that is charged; belongs into the same transaction. Nothing if its study is known to have
     had that cohort.
@@ -85,9 +97,9 @@ def remember(
         key: the study's digest.
         context: of the attempt.
         members: None if they are not known.
-        weights: as of :class:`RememberedCohort`.
+        weights, records: as of :class:`RememberedCohort`.
     """
-    text = None if members is None else _dump(members, weights)
+    text = None if members is None else _dump(members, weights, records)
     same = select(COHORTS.c.context).where(COHORTS.c.study == key, COHORTS.c.members == text)
     if text is None or connection.execute(same.limit(1)).first() is None:
         values = {"context": context, "study": key, "dataset": dataset, "population": population, "members": text}
@@ -195,6 +207,9 @@ def cohort_faults(
     if len(known) < len(earlier):
         yield _forgotten(population)
         return
+    if fault := _records_fault(study, config, earlier):
+        yield fault
+        return
     close = sorted({tuple(sorted(names)) for _, names in apart if 0 < len(names) < policy.min_cohort}, key=len)
     if close:
         yield Refusal(
@@ -219,6 +234,23 @@ def cohort_faults(
             return
 
 
+def _records_fault(study: Study, config: ParticipantConfig, earlier: Sequence[RememberedCohort]) -> Refusal | None:
+    """Whether a site that has more records than a sum counts would have another weight in it than in an earlier one."""
+    most, population = counted_records(study), config.population(study.dataset)
+    others = {item.records for item in earlier if item.records is not None} - {most}
+    if most is None or not others:
+        return None
+    stated = [own.most_records for name, own in config.datasets.items() if config.population(name) == population]
+    if all(stated) and max(stated) <= min(most, *others):
+        return None
+    return Refusal(
+        RefusalCode.COHORT_CHANGED,
+        f"An earlier sum without noise of the population {population} had a max_records of {min(others)}, this one has {most}: of a"
+        " site with more records than one of them their difference would show its own numbers.",
+        "Ask for the same max_records; or let the site state most_records with its datasets, of the smaller of both at most.",
+    )
+
+
 def joining_faults(connection: Connection, study: Study, config: ParticipantConfig, own: str) -> Iterator[Refusal]:
     """Whether the sites that a study invites can form a cohort that :func:`cohort_faults` lets pass, as far as names tell."""
     if not is_held(study) or study.dataset not in config.datasets:
@@ -227,6 +259,9 @@ def joining_faults(connection: Connection, study: Study, config: ParticipantConf
     earlier = remembered(connection, config, population)
     if any(item.members is None for item in earlier):
         yield _forgotten(population)
+        return
+    if fault := _records_fault(study, config, earlier):
+        yield fault
         return
     cohorts = {frozenset(item.members) for item in earlier if item.members is not None}
     smallest = max(policy.min_cohort, study.privacy.min_cohort)
@@ -258,15 +293,22 @@ def _forgotten(population: str) -> Refusal:
     return Refusal(RefusalCode.COHORT_CHANGED, message, FORGOTTEN)
 
 
-def _dump(members: Cohort, weights: Weights | None = None) -> str:
+_RECORDS = ""
+"""Where a cohort that is kept says :attr:`RememberedCohort.records`: no member has this name."""
+
+
+def _dump(members: Cohort, weights: Weights | None = None, records: int | None = None) -> str:
     """A cohort as it is kept: keys by name, each with the member's weight where it is known."""
-    if weights is None:
-        return json.dumps(dict(sorted(members.items())))
-    return json.dumps({name: [key, weights[name].hex()] for name, key in sorted(members.items())})
+    kept: dict[str, object] = {} if records is None else {_RECORDS: records}
+    for name, key in sorted(members.items()):
+        kept[name] = key if weights is None else [key, weights[name].hex()]
+    return json.dumps(kept)
 
 
-def _load(text: str) -> tuple[Cohort, Weights | None]:
+def _load(text: str) -> tuple[Cohort, Weights | None, int | None]:
     kept = json.loads(text)
+    records = kept.pop(_RECORDS, None)
     if all(isinstance(item, str) for item in kept.values()):
-        return kept, None
-    return {name: key for name, (key, _) in kept.items()}, {name: float.fromhex(weight) for name, (_, weight) in kept.items()}
+        return kept, None, records
+    weights = {name: float.fromhex(weight) for name, (_, weight) in kept.items()}
+    return {name: key for name, (key, _) in kept.items()}, weights, records

@@ -154,6 +154,12 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
     unit = study.privacy.unit
     if unit not in config.policy.units:
         yield _not_among(RefusalCode.UNIT, "The unit of privacy", unit, "units")
+    elif unit == "site" and study.privacy.noise == "none":
+        yield Refusal(
+            RefusalCode.UNIT,
+            "Without noise nothing protects a whole site, and what is done to its vector as one would tell it from the others'.",
+            "Ask for noise, or for another unit.",
+        )
     dataset = config.datasets.get(study.dataset)
     if dataset is None:
         yield Refusal(RefusalCode.DATASET, f"Dataset {study.dataset!r} is not offered here.")

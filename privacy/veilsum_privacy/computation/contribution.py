@@ -482,21 +482,24 @@ def _add_rows(
     fault, evaluation.fault = evaluation.fault, None
     if fault is not None:
         note(fault)
-    total, cut = _bounded(plan, whole, place.most_records)
+    total, cut = _bounded(plan, whole, count, place.most_records)
     return SitePart(total, clipped, invalid, cut)
 
 
-def _bounded(plan: DeclaredPlan, whole: Integers, most_records: int) -> tuple[Integers, int]:
-    """A site's sum within what ``max_records`` records can reach, and how many of its values that cut off.
+def _bounded(plan: DeclaredPlan, whole: Integers, count: int, most_records: int) -> tuple[Integers, int]:
+    """A site's sum of ``count`` records within what ``max_records`` can reach, and how many of its values that cut off.
 
     With noise each value is clamped by itself, which is 1-Lipschitz; a factor that followed the sum would move every value for
     one record. The size that the site's operator stated for the dataset is not a record, so :func:`shrunk` may follow it.
-    Without noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean.
+    Without noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean. It is the
+    same for every task, since two sums of one cohort in which one site has unlike factors show that site's numbers.
     """
     study, bound = plan.task.study, plan.encoding.bound << (CENTRE_BITS if plan.declaration.unrounded else 0)
     if study.privacy.noise == "none":
-        largest = int(np.abs(whole).max(initial=0))
-        return (whole, 0) if largest <= bound else (np.rint(whole * (bound / largest)).astype(np.int64), len(whole))
+        most = study.data.max_records
+        if count <= most or study.privacy.unit == "site":
+            return np.clip(whole, -bound, bound), 0
+        return np.clip(np.rint(whole * (most / count)).astype(np.int64), -bound, bound), len(whole)
     # A whole site's sum is as long as one record's may be, however many records there are.
     if most_records > study.data.max_records and plan.declaration.sampling_rate == 1 and study.privacy.unit != "site":
         whole = shrunk(whole, study.data.max_records, most_records)

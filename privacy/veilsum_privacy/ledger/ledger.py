@@ -36,6 +36,10 @@ from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receip
 from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy
 
 
+MOST_ITEMS = 16
+"""Reasons of a refusal, and mechanisms of its cost, that an entry holds: whoever asks decides how many there are."""
+
+
 class Ledger(Gate, LedgerReader):
     """A site's ledger, to write and to read; created with its first entry if the database has none.
 
@@ -169,7 +173,10 @@ class Ledger(Gate, LedgerReader):
         detail: dict[str, Any] = _refusal_detail(refusal) | ({} if asked is None else asked.detail())
         counted = Counter(cost)
         if reservation is None and counted:
-            detail["cost"] = [[item.to_json(), item.noise.colluders, count] for item, count in counted.items()]
+            told = list(counted.items())[:MOST_ITEMS]
+            detail["cost"] = [[item.to_json(), item.noise.colluders, count] for item, count in told]
+            if len(told) < len(counted):  # the figures count all
+                detail["more_cost"] = counted.total() - sum(count for _, count in told)
         if population is not None:
             budget, figures = self._totals.epsilon_held(connection, population, {}, counted)
             if budget is not None:
@@ -280,13 +287,19 @@ class Ledger(Gate, LedgerReader):
 
 
 def _refusal_detail(refusal: Refusal) -> dict[str, Any]:
+    """Its words: of many reasons one of each code before others, and no more text together than of four long ones."""
     detail: dict[str, Any] = {"code": refusal.code.value, "message": refusal.message[:LONGEST_TEXT]}
     reasons: Sequence[Refusal] = getattr(refusal, "reasons", ())
     if len(reasons) > 1:
+        first = {item.code: place for place, item in reversed(list(enumerate(reasons)))}.values()
+        told = sorted(sorted(range(len(reasons)), key=lambda place: place not in first)[: max(MOST_ITEMS, len(first))])
+        most = min(LONGEST_TEXT, 4 * LONGEST_TEXT // len(told))
         detail["reasons"] = [
-            {"code": item.code.value, "message": item.message[:LONGEST_TEXT], "advice": item.advice[:LONGEST_TEXT]}
-            for item in reasons
+            {"code": reasons[place].code.value, "message": reasons[place].message[:most], "advice": reasons[place].advice[:most]}
+            for place in told
         ]
+        if len(told) < len(reasons):
+            detail["more_reasons"] = len(reasons) - len(told)
     return detail
 
 
