@@ -604,6 +604,8 @@ def test_the_dossier_verifies_a_ledger_once(attack: Adversary, monkeypatch: pyte
     assert visitor.client.get("/dossier").status_code == 200
     assert len(times) == 3
     with attack.bed.sites["a"].database.transaction() as connection:
+        for (name,) in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").all():
+            connection.exec_driver_sql(f"DROP TRIGGER {name}")
         connection.exec_driver_sql("UPDATE ledger SET time = time + 1 WHERE seq = 2")
     assert "does not verify" in visitor.text("/dossier")
 

@@ -312,6 +312,13 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: Pa
     except HostileInput as error:
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
+    if task.terms.kind == "training" and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            f"Without noise, what is trained in task {declaration.label!r} is no sum over records: two studies with other bounds,"
+            " rates or batches can show one site's own by their difference, and 'per-site' is not among policy.disclosures.",
+            _accept("policy.disclosures"),
+        )
     if task.terms.weights:
         yield from _file_faults(config, task.terms.weights, WEIGHTS)
     if task.terms.steers_sites and "per-site" not in policy.disclosures:
