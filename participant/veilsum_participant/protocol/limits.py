@@ -24,6 +24,10 @@ from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.computation.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.context import Assignment, decode_broadcast
 
+TRIED_AGAIN = 256
+"""Releases of a study for which ``policy.max_attempts`` are allowed; each further one allows one more. An attempt that comes to
+nothing is two entries of a ledger, and a coordinator could begin thousands a day."""
+
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""
 
@@ -57,7 +61,8 @@ def count_faults(
             RefusalCode.ATTEMPTS,
             f"Round {assignment.round} was tried {tries} times; policy.max_attempts is {policy.max_attempts}.",
         )
-    most = policy.max_attempts * sum(task.releases for task in study.tasks)
+    releases = sum(task.releases for task in study.tasks)
+    most = policy.max_attempts * min(releases, TRIED_AGAIN) + max(0, releases - TRIED_AGAIN)
     if counted.total(tuple(AttemptState)) >= most:
         yield Refusal(RefusalCode.ATTEMPTS, f"The study made {most} attempts, as many as its releases could need.")
 
