@@ -335,7 +335,7 @@ def test_a_state_of_an_earlier_version_brings_its_cohorts(scene: Scene) -> None:
     assert scene.asked(ABCD, 2) == uploaded(ABCD)
 
 
-# -- what a site counts as, where it has more records than max_records -----------------------------------------------------------
+# -- what a site counts as, where it has more records than max_records --------------------------------------------------------
 
 
 def counting(scene: Scene, records: int) -> Study:
@@ -350,7 +350,7 @@ def state_sizes(scene: Scene, records: int) -> None:
 
 
 def test_unlike_max_records_do_not_show_the_largest_site(scene: Scene) -> None:
-    """Of the sum in which d counts whole the other one, in which it counts as 19 of 20, would leave a part of d's own vector."""
+    """Sums in which d counts whole, and as 19 of its 20 records, would differ by a part of d's own vector."""
     scene.begin(scene.study())
     scene.release(ABCD)
     scene.attack.use(counting(scene, 19))

@@ -651,7 +651,9 @@ def test_a_refusal_is_logged_with_subject_and_address(
     told = [record.getMessage() for record in about]
     assert [("subject 0a1b:" in line, "subject not proven:" in line) for line in told] == [(True, False), (False, True)]
     where = {line.split()[4].rstrip(",") for line in told}
-    assert {getattr(record, ATTRIBUTE) for record in about} == {("refused logins", peer) for peer in where}, "a flood is counted"
+    assert {getattr(record, ATTRIBUTE) for record in about} == {("refused logins", peer) for peer in where}, (
+        "a flood is counted"
+    )
     assert where <= ({"127.0.0.1", "::1"} if caller == "loopback" else {caller})
     assert "eyJ" not in caplog.text
     assert "\x1b" not in caplog.text

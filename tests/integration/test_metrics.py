@@ -47,7 +47,9 @@ SHARES = {"a": ("software", "budget", "ledger", "timings", "certificate"), "b": 
 
 def test_a_shared_time_is_no_finer_than_a_power_of_two() -> None:
     """Times that records of thousands more would change are told alike."""
-    told = {seconds: told_seconds(seconds) for seconds in (0.0, 1e-9, 0.1, 0.125, 0.126, 0.2, 0.2500001, 0.4, 3.0, 4.0, 1000.0)}
+    told = {
+        seconds: told_seconds(seconds) for seconds in (0.0, 1e-9, 0.1, 0.125, 0.126, 0.2, 0.2500001, 0.4, 3.0, 4.0, 1000.0)
+    }
     assert list(told.values()) == [0.125, 0.125, 0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 4.0, 4.0, 1024.0]
 
 

@@ -245,8 +245,8 @@ def _records_fault(study: Study, config: ParticipantConfig, earlier: Sequence[Re
         return None
     return Refusal(
         RefusalCode.COHORT_CHANGED,
-        f"An earlier sum without noise of the population {population} had a max_records of {min(others)}, this one has {most}: of a"
-        " site with more records than one of them their difference would show its own numbers.",
+        f"An earlier sum without noise of the population {population} had a max_records of {min(others)}, this one has {most}:"
+        " of a site with more records than one of them their difference would show its own numbers.",
         "Ask for the same max_records; or let the site state most_records with its datasets, of the smaller of both at most.",
     )
 

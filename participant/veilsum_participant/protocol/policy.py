@@ -157,7 +157,7 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
     elif unit == "site" and study.privacy.noise == "none":
         yield Refusal(
             RefusalCode.UNIT,
-            "Without noise nothing protects a whole site, and what is done to its vector as one would tell it from the others'.",
+            "Without noise nothing protects a whole site, and what is done to its vector as one would tell it from others'.",
             "Ask for noise, or for another unit.",
         )
     dataset = config.datasets.get(study.dataset)
@@ -315,8 +315,8 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: Pa
     if task.terms.kind == "training" and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
-            f"Without noise, what is trained in task {declaration.label!r} is no sum over records: two studies with other bounds,"
-            " rates or batches can show one site's own by their difference, and 'per-site' is not among policy.disclosures.",
+            f"Without noise, what is trained in task {declaration.label!r} is no sum over records: two studies with other"
+            " bounds, rates or batches can show one site's own, and 'per-site' is not among policy.disclosures.",
             _accept("policy.disclosures"),
         )
     if task.terms.weights:

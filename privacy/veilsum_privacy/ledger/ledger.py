@@ -35,7 +35,6 @@ from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
 from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy
 
-
 MOST_ITEMS = 16
 """Reasons of a refusal, and mechanisms of its cost, that an entry holds: whoever asks decides how many there are."""
 
@@ -295,7 +294,11 @@ def _refusal_detail(refusal: Refusal) -> dict[str, Any]:
         told = sorted(sorted(range(len(reasons)), key=lambda place: place not in first)[: max(MOST_ITEMS, len(first))])
         most = min(LONGEST_TEXT, 4 * LONGEST_TEXT // len(told))
         detail["reasons"] = [
-            {"code": reasons[place].code.value, "message": reasons[place].message[:most], "advice": reasons[place].advice[:most]}
+            {
+                "code": reasons[place].code.value,
+                "message": reasons[place].message[:most],
+                "advice": reasons[place].advice[:most],
+            }
             for place in told
         ]
         if len(told) < len(reasons):
