@@ -202,8 +202,7 @@ class Listener(socketserver.ThreadingTCPServer):
         """A caller that went away or speaks no TLS is not logged; what failed in here is."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            caused = caused_by("internal errors", str(client_address[0]))
-            LOG.error("internal error at an endpoint", exc_info=error, extra=caused)
+            LOG.error("internal error at an endpoint", exc_info=error, extra=caused_by("internal errors", client_address[0]))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -14,9 +14,8 @@ of the same vectors, also where they are of two studies: w of the one less c tim
 members. So weights are remembered as well, and no such difference may leave one member more than 1 / ``min_cohort`` of it. At
 equal weights that is the rule for members.
 
-A site with more records than a study's ``max_records`` counts for as many in every sum of it: with a weight below 1, which
-whoever chooses ``max_records`` chooses. So sums without noise of one population have the same, unless the site states that it
-has no more records than the smallest (``most_records``).
+A site with more records than a study's ``max_records`` counts as so many, with a weight that whoever states it chooses. So
+sums without noise of a population have the same, unless its sites state that they have no more (``most_records``).
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def is_held(study: Study) -> bool:
 
 
 def counted_records(study: Study) -> int | None:
-    """As how many records a site counts at most in a sum without noise; None with noise, which hides where that cuts."""
+    """As how many records a site counts at most; None with noise, which hides where that cuts."""
     return study.data.max_records if study.privacy.noise == "none" else None
 
 
@@ -199,15 +198,11 @@ def cohort_faults(
         return
     present, population, policy = by_key(members), config.population(study.dataset), config.policy
     earlier = remembered(connection, config, population)
-    known = [(item.study, item.members) for item in earlier if item.members is not None]
-    apart = [(of, difference(present, cohort, policy, own)) for of, cohort in known]
+    apart = [(item.study, difference(present, item.members, policy, own)) for item in earlier if item.members is not None]
     if any(of == key and names for of, names in apart):
         yield Refusal(RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and this is another.")
         return
-    if len(known) < len(earlier):
-        yield _forgotten(population)
-        return
-    if fault := _records_fault(study, config, earlier):
+    if fault := _earlier_fault(study, config, earlier):
         yield fault
         return
     close = sorted({tuple(sorted(names)) for _, names in apart if 0 < len(names) < policy.min_cohort}, key=len)
@@ -234,21 +229,23 @@ def cohort_faults(
             return
 
 
-def _records_fault(study: Study, config: ParticipantConfig, earlier: Sequence[RememberedCohort]) -> Refusal | None:
-    """Whether a site that has more records than a sum counts would have another weight in it than in an earlier one."""
+def _earlier_fault(study: Study, config: ParticipantConfig, earlier: Sequence[RememberedCohort]) -> Refusal | None:
+    """Whether it is not known of whom an earlier sum was, or what a site with more records than that counts weighed in it."""
     most, population = counted_records(study), config.population(study.dataset)
+    if any(item.members is None for item in earlier):
+        message = (
+            f"A restored backup does not know who was in a sum of the population {population}, so none can stand beside it."
+        )
+        return Refusal(RefusalCode.COHORT_CHANGED, message, FORGOTTEN)
     others = {item.records for item in earlier if item.records is not None} - {most}
-    if most is None or not others:
-        return None
     stated = [own.most_records for name, own in config.datasets.items() if config.population(name) == population]
-    if all(stated) and max(stated) <= min(most, *others):
+    if most is None or not others or (all(stated) and max(stated) <= min(most, *others)):
         return None
-    return Refusal(
-        RefusalCode.COHORT_CHANGED,
+    told = (
         f"An earlier sum without noise of the population {population} had a max_records of {min(others)}, this one has {most}:"
-        " of a site with more records than one of them their difference would show its own numbers.",
-        "Ask for the same max_records; or let the site state most_records with its datasets, of the smaller of both at most.",
     )
+    advice = "Ask for the same; or let the site state most_records with its datasets, of the smaller of both at most."
+    return Refusal(RefusalCode.COHORT_CHANGED, f"{told} their difference could show a site with more records.", advice)
 
 
 def joining_faults(connection: Connection, study: Study, config: ParticipantConfig, own: str) -> Iterator[Refusal]:
@@ -257,10 +254,7 @@ def joining_faults(connection: Connection, study: Study, config: ParticipantConf
         return
     population, policy = config.population(study.dataset), config.policy
     earlier = remembered(connection, config, population)
-    if any(item.members is None for item in earlier):
-        yield _forgotten(population)
-        return
-    if fault := _records_fault(study, config, earlier):
+    if fault := _earlier_fault(study, config, earlier):
         yield fault
         return
     cohorts = {frozenset(item.members) for item in earlier if item.members is not None}
@@ -288,27 +282,14 @@ def _possible(invited: Sequence[str], own: str, smallest: int, cohorts: Collecti
     return len(invited) < smallest  # another rule's business
 
 
-def _forgotten(population: str) -> Refusal:
-    message = f"A restored backup does not know who was in a sum of the population {population}, so none can stand beside it."
-    return Refusal(RefusalCode.COHORT_CHANGED, message, FORGOTTEN)
-
-
-_RECORDS = ""
-"""Where a cohort that is kept says :attr:`RememberedCohort.records`: no member has this name."""
-
-
 def _dump(members: Cohort, weights: Weights | None = None, records: int | None = None) -> str:
-    """A cohort as it is kept: keys by name, each with the member's weight where it is known."""
-    kept: dict[str, object] = {} if records is None else {_RECORDS: records}
-    for name, key in sorted(members.items()):
-        kept[name] = key if weights is None else [key, weights[name].hex()]
-    return json.dumps(kept)
+    """A cohort as it is kept: keys by name, each with the member's weight where it is known; its records by no name."""
+    kept = {name: key if weights is None else [key, weights[name].hex()] for name, key in sorted(members.items())}
+    return json.dumps(kept if records is None else {"": records, **kept})
 
 
 def _load(text: str) -> tuple[Cohort, Weights | None, int | None]:
     kept = json.loads(text)
-    records = kept.pop(_RECORDS, None)
-    if all(isinstance(item, str) for item in kept.values()):
-        return kept, None, records
-    weights = {name: float.fromhex(weight) for name, (_, weight) in kept.items()}
-    return {name: key for name, (key, _) in kept.items()}, weights, records
+    records = kept.pop("", None)
+    weights = {name: float.fromhex(item[1]) for name, item in kept.items() if not isinstance(item, str)}
+    return {name: item if isinstance(item, str) else item[0] for name, item in kept.items()}, weights or None, records

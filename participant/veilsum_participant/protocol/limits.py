@@ -25,8 +25,7 @@ from veilsum_privacy.computation.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.context import Assignment, decode_broadcast
 
 TRIED_AGAIN = 256
-"""Releases of a study for which ``policy.max_attempts`` are allowed; each further one allows one more. An attempt that
-comes to nothing is two entries of a ledger, and a coordinator could begin thousands a day."""
+"""Releases of a study for which ``policy.max_attempts`` are allowed, one at each other: a failure is two entries."""
 
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""

@@ -155,11 +155,7 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
     if unit not in config.policy.units:
         yield _not_among(RefusalCode.UNIT, "The unit of privacy", unit, "units")
     elif unit == "site" and study.privacy.noise == "none":
-        yield Refusal(
-            RefusalCode.UNIT,
-            "Without noise nothing protects a whole site, and what is done to its vector as one would tell it from others'.",
-            "Ask for noise, or for another unit.",
-        )
+        yield Refusal(RefusalCode.UNIT, "A whole site is a unit of studies with noise alone.", "Ask for noise.")
     dataset = config.datasets.get(study.dataset)
     if dataset is None:
         yield Refusal(RefusalCode.DATASET, f"Dataset {study.dataset!r} is not offered here.")
@@ -293,10 +289,11 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: Pa
     if declaration.task not in policy.tasks:
         yield _not_among(RefusalCode.TASK, "Task", declaration.task, "tasks", _accept("policy.tasks"))
         return
-    if declaration.keep and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
+    own = declaration.keep or declaration.resolution
+    if own and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
-            "Without noise, the steps computed from a kept statistic reveal each site's own; 'per-site' is not among"
+            "Without noise, sums of what a site keeps, or trains, can be made to reveal its own; 'per-site' is not among"
             " policy.disclosures.",
         )
         return
@@ -312,13 +309,6 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: Pa
     except HostileInput as error:
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
-    if task.terms.kind == "training" and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
-        yield Refusal(
-            RefusalCode.DISCLOSURE,
-            f"Without noise, what is trained in task {declaration.label!r} is no sum over records: two studies with other"
-            " bounds, rates or batches can show one site's own, and 'per-site' is not among policy.disclosures.",
-            _accept("policy.disclosures"),
-        )
     if task.terms.weights:
         yield from _file_faults(config, task.terms.weights, WEIGHTS)
     if task.terms.steers_sites and "per-site" not in policy.disclosures:

@@ -491,15 +491,13 @@ def _bounded(plan: DeclaredPlan, whole: Integers, count: int, most_records: int)
 
     With noise each value is clamped by itself, which is 1-Lipschitz; a factor that followed the sum would move every value for
     one record. The size that the site's operator stated for the dataset is not a record, so :func:`shrunk` may follow it.
-    Without noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean. It is the
-    same for every task, since two sums of one cohort in which one site has unlike factors show that site's numbers.
+    Without noise all values shrink by one factor. It follows no task: two sums with unlike ones would show the site.
     """
     study, bound = plan.task.study, plan.encoding.bound << (CENTRE_BITS if plan.declaration.unrounded else 0)
     if study.privacy.noise == "none":
-        most = study.data.max_records
-        if count <= most or study.privacy.unit == "site":
-            return np.clip(whole, -bound, bound), 0
-        return np.clip(np.rint(whole * (most / count)).astype(np.int64), -bound, bound), len(whole)
+        most, larger = study.data.max_records, count > study.data.max_records and study.privacy.unit != "site"
+        whole = np.rint(whole * (most / count)).astype(np.int64) if larger else whole
+        return np.clip(whole, -bound, bound), len(whole) * larger
     # A whole site's sum is as long as one record's may be, however many records there are.
     if most_records > study.data.max_records and plan.declaration.sampling_rate == 1 and study.privacy.unit != "site":
         whole = shrunk(whole, study.data.max_records, most_records)

@@ -174,8 +174,7 @@ class Ledger(Gate, LedgerReader):
         if reservation is None and counted:
             told = list(counted.items())[:MOST_ITEMS]
             detail["cost"] = [[item.to_json(), item.noise.colluders, count] for item, count in told]
-            if len(told) < len(counted):  # the figures count all
-                detail["more_cost"] = counted.total() - sum(count for _, count in told)
+            detail |= {"more_cost": more} if (more := counted.total() - sum(count for _, count in told)) else {}
         if population is not None:
             budget, figures = self._totals.epsilon_held(connection, population, {}, counted)
             if budget is not None:
@@ -286,23 +285,15 @@ class Ledger(Gate, LedgerReader):
 
 
 def _refusal_detail(refusal: Refusal) -> dict[str, Any]:
-    """Its words: of many reasons one of each code before others, and no more text together than of four long ones."""
+    """Its words; of many reasons the first, and the codes of the others."""
     detail: dict[str, Any] = {"code": refusal.code.value, "message": refusal.message[:LONGEST_TEXT]}
-    reasons: Sequence[Refusal] = getattr(refusal, "reasons", ())
-    if len(reasons) > 1:
-        first = {item.code: place for place, item in reversed(list(enumerate(reasons)))}.values()
-        told = sorted(sorted(range(len(reasons)), key=lambda place: place not in first)[: max(MOST_ITEMS, len(first))])
+    told, more = refusal.reasons[:MOST_ITEMS], refusal.reasons[MOST_ITEMS:]
+    if len(told) > 1:
         most = min(LONGEST_TEXT, 4 * LONGEST_TEXT // len(told))
         detail["reasons"] = [
-            {
-                "code": reasons[place].code.value,
-                "message": reasons[place].message[:most],
-                "advice": reasons[place].advice[:most],
-            }
-            for place in told
+            {"code": item.code.value, "message": item.message[:most], "advice": item.advice[:most]} for item in told
         ]
-        if len(told) < len(reasons):
-            detail["more_reasons"] = len(reasons) - len(told)
+    detail |= {"more_reasons": [*Counter(item.code.value for item in more).items()]} if more else {}
     return detail
 
 
