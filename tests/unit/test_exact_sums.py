@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from support.hostile import altered
 from support.neighbours import SETTINGS, Setting, random_records
+from support.randomness import SeededRandom
 from support.rows import of_values, question_rows
 from support.studies import agreed, complete, demand, federation, split_records
 from veilsum.compile import StudyRequest
@@ -27,6 +29,7 @@ from veilsum_participant.data.encode import scale
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, shrunk
 from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.mechanism.rows.symbols import whole
+from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
@@ -255,6 +258,22 @@ def test_without_noise_a_large_site_has_one_factor_in_every_task(setting: Settin
     found = setting.total(study, records)
     np.testing.assert_allclose(found, whole * (most / len(records)), atol=len(parts) + 1)
     assert np.abs(found).max() <= setting.plan(study).encoding.bound
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.9])
+def test_without_noise_a_sample_has_the_factor_of_its_site(rate: float) -> None:
+    """One by the sample's own number would be 1 where few are drawn: sums with it and without it would show the site."""
+    setting = next(own for own in SETTINGS if own.task == "power-moments")
+    most = setting.schema.max_records
+    records = random_records(np.random.default_rng(6), 3 * most, setting.schema, complete=True)
+    whole = setting.study("record", grid=2**20, variance=0, noise="none")
+    plan = setting.plan(altered(whole, task__sampling_rate=rate))
+    found = compute_sum(plan, records, setting.broadcast, SitePlace(random=SeededRandom(b"draws")))
+    drawn = np.flatnonzero(poisson_sample(rate, len(records), SeededRandom(b"draws")))
+    parts = [setting.total(whole, records.take(drawn[start : start + most])) for start in range(0, len(drawn), most)]
+    np.testing.assert_allclose(found.total, sum(parts) / 3.0, atol=len(parts) + 1)
+    assert 0 < len(drawn) < len(records)
+    assert found.cut
 
 
 @pytest.mark.parametrize("n", [1500, 20_000])

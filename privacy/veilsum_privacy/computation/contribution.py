@@ -333,7 +333,7 @@ def compute_sum(
             if not taken.all():  # only now: a site that was not drawn would else be told by how soon it answers
                 found = found._replace(total=np.zeros_like(found.total))
         case _:
-            found = _add_rows(plan, _sampled(agreed, batches, place.random), broadcast, place, note)
+            found = _add_rows(plan, batches, broadcast, place, note)
     if not agreed.per_site:
         return found
     whole = np.zeros((agreed.study.sites, terms.size), dtype=np.int64)
@@ -376,14 +376,12 @@ def _as_one_unit(batches: Iterable[Records]) -> Iterator[Records]:
     yield replace(whole, subjects=np.zeros(len(whole), dtype=np.int64))
 
 
-def _sampled(agreed: DeclaredTask, batches: Iterable[Records], random: RandomSource) -> Iterable[Records]:
-    """A Poisson sample of each batch, drawn by the study's unit; the batches themselves where all records take part."""
-    rate = agreed.declaration.sampling_rate
-
-    def sample(records: Records) -> Records:
-        return records.take(poisson_sample(rate, len(records), random, _unit_subjects(agreed.study, records)))
-
-    return batches if rate == 1 else map(sample, batches)
+def _sampled(agreed: DeclaredTask, records: Records, random: RandomSource) -> Records:
+    """A Poisson sample of a batch, drawn by the study's unit; the batch itself where all records take part, or none."""
+    rate, study = agreed.declaration.sampling_rate, agreed.study
+    if rate == 1 or study.privacy.unit == "site":
+        return records
+    return records.take(poisson_sample(rate, len(records), random, _unit_subjects(study, records)))
 
 
 def _train(
@@ -469,6 +467,7 @@ def _add_rows(
         count += len(records)
         if count > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
+        records = _sampled(agreed, records, place.random)  # noqa: PLW2901  and let go of the others
         units = _unit_subjects(agreed.study, records)
         if sums is not None:
             sums.add(records, units)
