@@ -126,7 +126,7 @@ def test_without_noise_a_million_records_sum_as_exactly() -> None:
 def test_without_noise_an_effect_and_a_regression_are_their_formulas() -> None:
     rng, n = np.random.default_rng(6), 3000
     x, z, arm = rng.uniform(-1, 1, n), rng.beta(2, 5, n) * 2 - 1, rng.integers(0, 2, n)
-    schema = schema_of(-1, 1)
+    schema = schema_of(-1, 1, max_records=n)
     found = answers(study_of(schema, ROUNDED), records_of(x, z, arm, schema))
     w = 1.0 + np.exp(np.where(arm == 1, -x, x))
     for row in found["effect"][:2]:

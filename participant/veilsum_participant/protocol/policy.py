@@ -293,8 +293,8 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: Pa
     if own and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
-            "Without noise, sums of what a site keeps, or trains, can be made to reveal its own; 'per-site' is not among"
-            " policy.disclosures.",
+            "Without noise, what follows from a kept statistic, or from training at a site, can be made to reveal its own;"
+            " 'per-site' is not among policy.disclosures.",
         )
         return
     if declaration.disclosure not in policy.disclosures:
