@@ -379,10 +379,21 @@ def test_what_no_site_exceeds_may_differ(scene: Scene) -> None:
     scene.begin(counting(scene, 19))
     scene.release(ABCD)
     scene.attack.use(counting(scene, 18))
-    assert scene.attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
+    assert set(scene.attack.enrol("a").codes) == {RefusalCode.COHORT_CHANGED, RefusalCode.DISCLOSURE}
     state_sizes(scene, 0)
     scene.attack.use(counting(scene, 20))
     assert scene.attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
+
+
+def test_an_exact_sum_counts_all_records_that_a_site_may_hold(scene: Scene) -> None:
+    """Else two tasks, of which one does not fit and one does, differ by the site's own vector, whatever max_records is."""
+    state_sizes(scene, 20)
+    scene.attack.use(counting(scene, 19))
+    assert scene.attack.enrol("a").refused is RefusalCode.DISCLOSURE
+    scene.attack.use(altered(scene.study("local", "allowed"), data__max_records=19))
+    assert scene.attack.enrol("a").call == "enrol"
+    scene.begin(counting(scene, 20))
+    scene.release(ABCD)
 
 
 def test_with_noise_max_records_may_differ(scene: Scene) -> None:

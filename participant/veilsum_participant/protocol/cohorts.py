@@ -14,8 +14,8 @@ of the same vectors, also where they are of two studies: w of the one less c tim
 members. So weights are remembered as well, and no such difference may leave one member more than 1 / ``min_cohort`` of it. At
 equal weights that is the rule for members.
 
-A site with more records than a study's ``max_records`` counts as so many, with a weight that whoever states it chooses. So
-sums without noise of a population have the same, unless its sites state that they have no more (``most_records``).
+A site with more records than a study's ``max_records`` may count for less, as whoever states it chooses. So sums without noise
+of a population have the same, unless its sites state that they have no more (``most_records``).
 """
 
 from __future__ import annotations

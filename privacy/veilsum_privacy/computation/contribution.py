@@ -333,7 +333,7 @@ def compute_sum(
             if not taken.all():  # only now: a site that was not drawn would else be told by how soon it answers
                 found = found._replace(total=np.zeros_like(found.total))
         case _:
-            found = _add_rows(plan, batches, broadcast, place, note)
+            found = _add_rows(plan, _sampled(agreed, batches, place.random), broadcast, place, note)
     if not agreed.per_site:
         return found
     whole = np.zeros((agreed.study.sites, terms.size), dtype=np.int64)
@@ -376,12 +376,14 @@ def _as_one_unit(batches: Iterable[Records]) -> Iterator[Records]:
     yield replace(whole, subjects=np.zeros(len(whole), dtype=np.int64))
 
 
-def _sampled(agreed: DeclaredTask, records: Records, random: RandomSource) -> Records:
-    """A Poisson sample of a batch, drawn by the study's unit; the batch itself where all records take part, or none."""
-    rate, study = agreed.declaration.sampling_rate, agreed.study
-    if rate == 1 or study.privacy.unit == "site":
-        return records
-    return records.take(poisson_sample(rate, len(records), random, _unit_subjects(study, records)))
+def _sampled(agreed: DeclaredTask, batches: Iterable[Records], random: RandomSource) -> Iterable[Records]:
+    """A Poisson sample of each batch, drawn by the study's unit; the batches themselves where all records take part."""
+    rate = agreed.declaration.sampling_rate
+
+    def sample(records: Records) -> Records:
+        return records.take(poisson_sample(rate, len(records), random, _unit_subjects(agreed.study, records)))
+
+    return batches if rate == 1 else map(sample, batches)
 
 
 def _train(
@@ -467,7 +469,6 @@ def _add_rows(
         count += len(records)
         if count > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
-        records = _sampled(agreed, records, place.random)  # noqa: PLW2901  and let go of the others
         units = _unit_subjects(agreed.study, records)
         if sums is not None:
             sums.add(records, units)
@@ -481,22 +482,21 @@ def _add_rows(
     fault, evaluation.fault = evaluation.fault, None
     if fault is not None:
         note(fault)
-    total, cut = _bounded(plan, whole, count, place.most_records)
+    total, cut = _bounded(plan, whole, place.most_records)
     return SitePart(total, clipped, invalid, cut)
 
 
-def _bounded(plan: DeclaredPlan, whole: Integers, count: int, most_records: int) -> tuple[Integers, int]:
-    """A site's sum of ``count`` records within what ``max_records`` can reach, and how many of its values that cut off.
+def _bounded(plan: DeclaredPlan, whole: Integers, most_records: int) -> tuple[Integers, int]:
+    """A site's sum within what ``max_records`` records can reach, and how many of its values that cut off.
 
     With noise each value is clamped by itself, which is 1-Lipschitz; a factor that followed the sum would move every value for
     one record. The size that the site's operator stated for the dataset is not a record, so :func:`shrunk` may follow it.
-    Without noise all values shrink by one factor. It follows no task: two sums with unlike ones would show the site.
+    Without noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean.
     """
     study, bound = plan.task.study, plan.encoding.bound << (CENTRE_BITS if plan.declaration.unrounded else 0)
     if study.privacy.noise == "none":
-        most, larger = study.data.max_records, count > study.data.max_records and study.privacy.unit != "site"
-        whole = np.rint(whole * (most / count)).astype(np.int64) if larger else whole
-        return np.clip(whole, -bound, bound), len(whole) * larger
+        largest = int(np.abs(whole).max(initial=0))
+        return (whole, 0) if largest <= bound else (np.rint(whole * (bound / largest)).astype(np.int64), len(whole))
     # A whole site's sum is as long as one record's may be, however many records there are.
     if most_records > study.data.max_records and plan.declaration.sampling_rate == 1 and study.privacy.unit != "site":
         whole = shrunk(whole, study.data.max_records, most_records)

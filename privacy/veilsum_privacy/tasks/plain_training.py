@@ -41,11 +41,10 @@ def train_plainly(task: LocalTraining, records: Records, received: Received, not
     values = np.concatenate(told) if told else np.zeros((0, 1 + x.shape[0] + math.prod(target.shape)))
     values = values[values[:, 0] > 0.0, 1:]
     width, outcome = x.shape[0], task.parameters.outcome
-    most = max(task.schema.max_records, len(records))  # a larger site counts as in its sums over records
     while True:
         features, labels = np.ascontiguousarray(values[:, :width]), _targets(values[:, width:], outcome)
         try:
-            return _trained(task, features, labels, received, most)
+            return _trained(task, features, labels, received)
         except Exception as error:
             apart = [slice(place, place + 1) for place in range(len(values))]
             alone = np.array([not _raises(task, features[own], labels[own], received) for own in apart], dtype=np.bool_)
@@ -58,18 +57,15 @@ def train_plainly(task: LocalTraining, records: Records, received: Received, not
 def _raises(task: LocalTraining, features: Floats, labels: Targets, received: Received) -> bool:
     """Whether training on one record raises."""
     try:
-        _trained(task, features, labels, received, 1, tried=True)
+        _trained(task, features, labels, received, tried=True)
     except Exception:  # noqa: BLE001  whatever it is, it must not be seen
         return True
     return False
 
 
-def _trained(
-    task: LocalTraining, features: Floats, labels: Targets, received: Received, most: int, *, tried: bool = False
-) -> Trained:
-    """``most``: records at which an update weighs 1, where it weighs by them."""
+def _trained(task: LocalTraining, features: Floats, labels: Targets, received: Received, *, tried: bool = False) -> Trained:
     p = task.parameters
-    share = len(features) / most if p.weighting == "records" else 1.0
+    share = len(features) / task.schema.max_records if p.weighting == "records" else 1.0
     if p.generation is not None and not tried:  # of an outcome nothing is generated
         rng = np.random.default_rng(received.generated)
         features, labels = generate(p.generation, features, labels, task.classes, received.broadcast, rng)
