@@ -172,9 +172,7 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             f'Ask for privacy.unit = "subject"; or, if nobody has two, state datasets.{study.dataset}.joined = false.',
         )
     if dataset is not None and study.privacy.noise == "none" and study.data.max_records < dataset.most_records:
-        yield Refusal(
-            RefusalCode.DISCLOSURE, "Without noise all most_records of a dataset count.", "Ask for more max_records."
-        )
+        yield Refusal(RefusalCode.DISCLOSURE, "Without noise all most_records must count.", "Ask for a larger max_records.")
     if dataset is not None and dataset.csv and dataset.header != study.data.header:
         yield Refusal(
             RefusalCode.DATASET,
