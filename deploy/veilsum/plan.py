@@ -281,6 +281,11 @@ def _disclosures(study: Study) -> Iterator[str]:
             f"Disclosed per site: {', '.join(apart)}. Everyone who sees the sums sees these figures {shown}. A site takes part"
             " only if its policy allows per-site disclosure."
         )
+    if not private and any(task.resolution for task in study.tasks):
+        yield (
+            "Training at sites without noise can be made to show one site's own: a site takes part only if its policy allows"
+            " per-site disclosure."
+        )
     if study.privacy.cohort_difference == "strict":
         kind = "of one cohort only" if private else "without noise"
         yield (

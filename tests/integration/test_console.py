@@ -25,13 +25,14 @@ from support.hostile import Adversary, altered, make_adversary
 from support.identity_provider import CLIENT, IdentityProvider
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.oidc.provider import ProviderSettings
-from veilsum_node.web.application import ASKS, POLICY, TRIES, Page
+from veilsum_node.telemetry.log_floods import LINES, FloodFilter
+from veilsum_node.web.application import ASKS, LOG, POLICY, TRIES, Page
 from veilsum_node.web.people import LINK_SECONDS, Links, PersonRole, Right, person
 from veilsum_node.web.settings import ConsoleSettings, RoleGroups, open_socket
 from veilsum_participant.console.pages import SitePages
 from veilsum_participant.protocol.decisions import shown_study, waiting_studies
 from veilsum_participant.protocol.shown import shown_text
-from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger import Kind, LedgerReader, Verification, verify_ledger
 from veilsum_privacy.ledger.export import write_jsonl
 
 PAGES = [page for page in SitePages(Path("participant.toml")).pages() if page.path != "/logout"]
@@ -135,6 +136,8 @@ FORGED: dict[str, dict[str, Any]] = {
     "the token twice": {"content": "csrf={csrf}&csrf={csrf}"},
     "another origin": {"data": {"csrf": "{csrf}"}, "headers": {"Origin": "https://evil.example"}},
     "no origin that is one": {"data": {"csrf": "{csrf}"}, "headers": {"Origin": "null"}},
+    "no origin at all": {"data": {"csrf": "{csrf}"}, "headers": {"Origin": "http://["}},
+    "another scheme": {"data": {"csrf": "{csrf}"}, "headers": {"Origin": "https://127.0.0.1:8470"}},
     "another port": {"data": {"csrf": "{csrf}"}, "headers": {"Origin": "http://127.0.0.1:1"}},
     "another site": {"data": {"csrf": "{csrf}"}, "headers": {"Sec-Fetch-Site": "cross-site"}},
     "a sister site": {"data": {"csrf": "{csrf}"}, "headers": {"Sec-Fetch-Site": "same-site"}},
@@ -160,6 +163,36 @@ def test_a_forged_form_does_nothing(attack: Adversary) -> None:
             assert answer.status_code in (403, 421), (case, page.path)
         assert len(entries(attack)) == before, case
     assert visitor.decide(attack.key, "approve").status_code == 303  # the same with the right token counts
+
+
+def test_who_has_no_session_cannot_fill_the_log(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header that is none is no internal error; what a visitor can cause again and again is counted after some lines."""
+    console, passed = console_of(attack), list[logging.LogRecord]()
+    flood = FloodFilter(lambda *_: None, wait=lambda *_: None)
+    monkeypatch.setattr(LOG, "handlers", [Kept(passed, flood)])
+    visitor = Visitor(console)
+    for origin in ("http://[", "http://[::1", "http://a]b", "\u00e9".encode(), "http://127.0.0.1:port"):
+        assert visitor.client.post("/enter", data={"token": "x"}, headers={"Origin": origin}).status_code == 403
+    assert passed == []
+    for _ in range(TRIES + LINES + 20):
+        assert visitor.client.post("/enter", data={"token": "x"}).status_code == 403
+    assert 0 < len(passed) <= LINES
+    monkeypatch.setattr(console, "links", None)  # a fault of the console's own
+    for _ in range(TRIES + LINES + 20):
+        visitor.client.get("/enter", params={"token": "x"})
+    assert len([record for record in passed if record.exc_info]) <= LINES
+
+
+class Kept(logging.Handler):
+    """Keeps what a handler of the console's process would write."""
+
+    def __init__(self, passed: list[logging.LogRecord], flood: FloodFilter) -> None:
+        super().__init__()
+        self._passed = passed
+        self.addFilter(flood)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._passed.append(record)
 
 
 def test_a_cookie_is_for_this_console_alone(attack: Adversary) -> None:
@@ -549,6 +582,32 @@ def test_the_dossier_says_on_whose_word(attack: Adversary) -> None:
     assert "attachment" in twin.headers["content-disposition"]
     (account,) = twin.json()["accounts"]
     assert (account["analyst"], account["purpose"]) == ("analyst", WORDS["purpose"])
+
+
+def test_the_dossier_verifies_a_ledger_once(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may read it cannot keep the processor busy by asking again; what is new, or an hour old, is verified."""
+    times: list[bytes] = []
+
+    def verified(source: LedgerReader, **given: Any) -> Verification:
+        times.append(source.head())
+        return verify_ledger(source, **given)
+
+    monkeypatch.setattr("veilsum_privacy.dossier.ledgers.verify_ledger", verified)
+    visitor = Visitor(console_of(attack)).log_in()
+    for place in ("/dossier", "/dossier/page", "/dossier/twin", "/dossier/page?contact=Ada"):
+        assert visitor.client.get(place).status_code == 200
+    assert len(times) == 1
+    visitor.decide(attack.key, "decline", "no contract")
+    made = visitor.client.get("/dossier/twin").json()
+    assert (len(times), made["proof"]["head"]) == (2, attack.bed.sites["a"].ledger.head().hex())
+    monkeypatch.setattr("veilsum_participant.console.facts.KEPT_SECONDS", 0)
+    assert visitor.client.get("/dossier").status_code == 200
+    assert len(times) == 3
+    with attack.bed.sites["a"].database.transaction() as connection:
+        for (name,) in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").all():
+            connection.exec_driver_sql(f"DROP TRIGGER {name}")
+        connection.exec_driver_sql("UPDATE ledger SET time = time + 1 WHERE seq = 2")
+    assert "does not verify" in visitor.text("/dossier")
 
 
 def test_health_and_settings_say_where(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:

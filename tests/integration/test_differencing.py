@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -330,3 +331,78 @@ def test_a_state_of_an_earlier_version_brings_its_cohorts(scene: Scene) -> None:
     scene.begin(scene.study())
     assert scene.asked("abc") == refused("abc")
     assert scene.asked(ABCD, 2) == uploaded(ABCD)
+
+
+# -- what a site counts as, where it has more records than max_records --------------------------------------------------------
+
+
+def counting(scene: Scene, records: int) -> Study:
+    """Another exact study, by whose schema a site counts as so many records at most."""
+    return altered(scene.study(), data__max_records=records)
+
+
+def state_sizes(scene: Scene, records: int) -> None:
+    for site in scene.sites.values():
+        own = site.config.datasets[DATASET].model_copy(update={"most_records": records})
+        site.config = site.config.model_copy(update={"datasets": {DATASET: own}})
+
+
+def test_unlike_max_records_do_not_show_the_largest_site(scene: Scene) -> None:
+    """Sums in which d counts whole, and as 19 of its 20 records, would differ by a part of d's own vector."""
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    scene.attack.use(counting(scene, 19))
+    for name in ABCD:
+        before = scene.attack.kinds(name)
+        assert scene.attack.enrol(name).refused is RefusalCode.COHORT_CHANGED
+        assert Counter(scene.attack.kinds(name)) - Counter(before) == Counter({"refusal": 1})
+    scene.begin(scene.study())
+    scene.release(ABCD)
+
+
+def test_who_enrolled_before_the_other_sum_was_paid_gets_no_round(scene: Scene) -> None:
+    one, other = scene.study(), counting(scene, 19)
+    scene.begin(other)
+    scene.begin(one)
+    scene.release(ABCD)
+    scene.attack.use(other)
+    assert scene.asked(ABCD) == refused(ABCD)
+
+
+def test_what_no_site_exceeds_may_differ(scene: Scene) -> None:
+    """By the word of each site, which no record decides."""
+    state_sizes(scene, 19)
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    scene.begin(counting(scene, 19))
+    scene.release(ABCD)
+    scene.attack.use(counting(scene, 18))
+    assert set(scene.attack.enrol("a").codes) == {RefusalCode.COHORT_CHANGED, RefusalCode.DISCLOSURE}
+    state_sizes(scene, 0)
+    scene.attack.use(counting(scene, 20))
+    assert scene.attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
+
+
+def test_an_exact_sum_counts_all_records_that_a_site_may_hold(scene: Scene) -> None:
+    """Else two tasks, of which one does not fit and one does, differ by the site's own vector, whatever max_records is."""
+    state_sizes(scene, 20)
+    scene.attack.use(counting(scene, 19))
+    assert scene.attack.enrol("a").refused is RefusalCode.DISCLOSURE
+    scene.attack.use(altered(scene.study("local", "allowed"), data__max_records=19))
+    assert scene.attack.enrol("a").call == "enrol"
+    scene.begin(counting(scene, 20))
+    scene.release(ABCD)
+
+
+def test_with_noise_max_records_may_differ(scene: Scene) -> None:
+    for noise, difference in (("local", "allowed"), ("local", "strict")):
+        for records in (1000, 19):
+            scene.begin(altered(scene.study(noise, difference), data__max_records=records))
+            scene.release(ABCD)
+
+
+def test_a_whole_site_is_no_unit_without_noise(tmp_path: Path) -> None:
+    """Its vector would be scaled down as one, by a bound that the analyst chooses."""
+    scene = Scene(tmp_path, units=("record", "site"))
+    scene.attack.use(altered(scene.study(), privacy__unit="site"))
+    assert scene.attack.enrol("a").refused is RefusalCode.UNIT

@@ -30,7 +30,7 @@ WIDTH, CLASSES, SITES = 4, 3, "abc"
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    made = make_bed(tmp_path, make_clusters(SITES, WIDTH, CLASSES), min_cohort=2)
+    made = make_bed(tmp_path, make_clusters(SITES, WIDTH, CLASSES), min_cohort=2, disclosures=("joint", "per-site"))
     made.know_noise()
     return made
 

@@ -23,6 +23,7 @@ from veilsum_coordinator.methods.fedsgd import FedSGD
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.results.proof import release_object
+from veilsum_coordinator.service import fetching as coordinators_fetching
 from veilsum_coordinator.service.runner import RoundLostError, run_study
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Role, load_credentials
@@ -458,6 +459,25 @@ def test_no_other_study_shows_its_sums_to_members(between: Between) -> None:
     assert between.hub.objects.fetch("a", pb.OBJECT_KIND_RELEASE, other, 1, 0)
     with pytest.raises(Exception, match=r"no part|not invited"):
         between.hub.objects.fetch("nobody", pb.OBJECT_KIND_RELEASE, other, 1, 0)
+
+
+def test_nothing_is_kept_of_a_study_that_ends_while_its_release_is_put_together(
+    between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, key, federation = prepared(between, centre=False)
+    hub, made = between.hub, coordinators_fetching.release_object
+
+    def stopped(*given: Any) -> bytes:
+        found = made(*given)
+        hub.abort(key, "enough")
+        assert hub.stored(key)
+        return found
+
+    monkeypatch.setattr(coordinators_fetching, "release_object", stopped)
+    task = AgreedStudy(federation.study).task("gradient")
+    federation.sum("gradient", task.as_broadcast(task.task.example_broadcast(4)))
+    assert hub.shown.status(key).phase == "aborted"
+    assert hub.objects._made.released == {}
 
 
 @pytest.mark.parametrize("isolation", ["none", pytest.param("processes", marks=pytest.mark.system)])

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary, altered, make_adversary
+from support.studies import compiled as own_study
+from support.studies import shifted_sites
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
@@ -28,7 +31,7 @@ NAMES = "abcd"
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    return make_bed(tmp_path, make_data(NAMES), min_cohort=2)
+    return make_bed(tmp_path, make_data(NAMES), min_cohort=2, disclosures=("joint", "per-site"))
 
 
 def compiled(bed: TestBed, epsilon: float | None, method: str = "fedavg", **parameters: Any) -> Study:
@@ -91,6 +94,33 @@ def test_a_weighted_sum_does_not_stand_beside_one_without_weights_of_an_earlier_
         prepared(bed, study).sum(LOCAL, weighted(study, [1.0, 1.0, 1.0, 0.0]))
     study = public(None, bed)
     prepared(bed, study).sum(LOCAL, weighted(study, [3.0, 3.0, 3.0, 3.0]))
+
+
+def test_unlike_bounds_of_two_studies_do_not_show_the_largest_update(tmp_path: Path) -> None:
+    """Below the largest update's norm a bound takes from that one alone: what two sums differ by points as it does. So it is
+    disclosure per site, which a site has to allow."""
+    given, arrays = shifted_sites(60), dict[str, NDArray[np.float64]]()
+
+    def updates(norm: float) -> list[NDArray[np.float64]]:
+        study = own_study("fedavg", {"rounds": 1, "model": {"name": "linear"}}, noise="none")
+        task = AgreedStudy(altered(study, task__parameters={**study.tasks[0].parameters, "norm": norm})).task(LOCAL)
+        arrays.update(to_broadcast(task.task.architecture.initial(0)), **{SEEDS: np.zeros((study.sites, 2))})
+        parts = [compute_sum(task.plan(4, 4), given[name], arrays, SitePlace(place)) for place, name in enumerate(given)]
+        return [task.unit * part.total[:-1] for part in parts]
+
+    whole = updates(50.0)
+    norms = np.array([np.linalg.norm(update) for update in whole])
+    bounded = updates(float(np.sort(norms)[-2:].mean()))
+    difference, largest = np.sum(whole, axis=0) - np.sum(bounded, axis=0), whole[int(norms.argmax())]
+    assert difference @ largest == pytest.approx(np.linalg.norm(difference) * np.linalg.norm(largest), rel=1e-6)
+    assert np.linalg.norm(difference) > 0.01
+
+    bed = make_bed(tmp_path, make_data(NAMES), min_cohort=2)
+    attack = Adversary(bed, compiled(bed, None, rounds=1, model={"name": "linear"}))
+    for name in NAMES:
+        assert attack.enrol(name).refused is RefusalCode.DISCLOSURE
+    attack.use(compiled(bed, 5.0, rounds=1, model={"name": "linear"}, local_steps=1))
+    assert attack.enrol("a").call == "enrol"  # with noise each update has its own
 
 
 def test_where_cohorts_may_differ_weights_may(bed: TestBed) -> None:

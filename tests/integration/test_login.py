@@ -38,6 +38,7 @@ from veilsum_node.identity.releases import sign_directory
 from veilsum_node.identity.requests import login_request
 from veilsum_node.oidc.fetcher import AnsweredError, Fetcher
 from veilsum_node.oidc.provider import ALGORITHMS, ProviderSettings, discover
+from veilsum_node.telemetry.log_floods import ATTRIBUTE
 
 HOUR = 3600
 
@@ -646,9 +647,13 @@ def test_a_refusal_is_logged_with_subject_and_address(
         status, answer = submitted(server, place, forged, request, *forwarded)
         assert (status, "0a1b" in json.dumps(answer)) == (403, False)
         assert submitted(server, place, place.token(key.fingerprint), request, *forwarded)[0] == 200
-    told = [record.getMessage() for record in caplog.records if record.message.startswith("refused a login")]
+    about = [record for record in caplog.records if record.message.startswith("refused a login")]
+    told = [record.getMessage() for record in about]
     assert [("subject 0a1b:" in line, "subject not proven:" in line) for line in told] == [(True, False), (False, True)]
     where = {line.split()[4].rstrip(",") for line in told}
+    assert {getattr(record, ATTRIBUTE) for record in about} == {("refused logins", peer) for peer in where}, (
+        "a flood is counted"
+    )
     assert where <= ({"127.0.0.1", "::1"} if caller == "loopback" else {caller})
     assert "eyJ" not in caplog.text
     assert "\x1b" not in caplog.text

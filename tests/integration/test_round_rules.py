@@ -291,7 +291,7 @@ def test_nothing_is_kept_of_a_task_that_is_not_to_be_kept(attack: Adversary) -> 
 
 def test_what_a_round_was_trained_with_counts_once_it_is_paid_for(tmp_path: Path) -> None:
     """A study of one cohort: the weights of its members stay those of the first paid round, whatever was only tried."""
-    bed = make_bed(tmp_path, make_data(NAMES), min_cohort=2)
+    bed = make_bed(tmp_path, make_data(NAMES), min_cohort=2, disclosures=("joint", "per-site"))
     request = make_request(schema_of(2), "fedavg", None, min_cohort=2)
     table = {"mode": "natural", "subsets": [{"sites": list(NAMES), "probability": 1.0}]}
     parameters = {"rounds": 3, "model": {"name": "linear"}, "participation": table}

@@ -183,3 +183,17 @@ def test_a_hostile_study_forges_no_line(tmp_path: Path) -> None:
     assert "  purpose: x What it costs here: nothing" in lines
     assert any(column in text for text in asked_facts(forged).values())
     assert all(line.isprintable() for line in lines)
+
+
+def test_tasks_that_the_method_says_nothing_of_are_named(tmp_path: Path) -> None:
+    """A method is a name that the analyst gives: a study of "statistics" may hold any task that the policy lists."""
+    attack = make(tmp_path)
+    site = ask(attack)
+    other = attack.bed.compile(make_request(schema_of(2), "pca", 1.0, min_cohort=2)).tasks[0]
+    tasks = [task.model_dump(mode="json") for task in (*attack.study.tasks, other)]
+    item = shown_study(site, attack.key.hex())
+    assert "  tasks: tables" in shown_text(item).splitlines()
+    forged = replace(item, study=altered(attack.study, nonce="3" * 32, tasks=tasks), earlier=attack.study)
+    lines = shown_text(forged).splitlines()
+    assert f"  tasks: tables and {other.task}" in lines
+    assert f"  tasks: was tables; is tables and {other.task}" in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from itertools import combinations
 
@@ -65,8 +66,10 @@ def test_whose_weight_was_what(present: dict[str, str], trusted: dict[str, str],
 
 def test_a_cohort_is_kept_with_its_weights_to_the_bit() -> None:
     weights = {"a": 1.0, "b": 1 / 3, "c": 5e-324, "d": 0.0}
-    assert _load(_dump(EARLIER, weights)) == (EARLIER, weights)
-    assert _load(_dump(EARLIER)) == (EARLIER, None)
+    for records in (None, 1, 2**24):
+        assert _load(_dump(EARLIER, weights, records)) == (EARLIER, weights, records)
+        assert _load(_dump(EARLIER, records=records)) == (EARLIER, None, records)
+    assert _load(json.dumps(EARLIER)) == (EARLIER, None, None), "as earlier versions kept it"
 
 
 @pytest.mark.parametrize(

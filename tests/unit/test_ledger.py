@@ -34,6 +34,7 @@ from support.ledgers import (
     set_budget,
     ticking,
 )
+from veilsum_node.canonical import canonical
 from veilsum_node.database import open_database
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Role
@@ -445,6 +446,27 @@ def test_a_refusal_holds_so_many_words_and_figures_without_bound(ledger: Ledger)
     assert entry.detail["message"] == "x" * 2000
     assert entry.detail["reasons"][0] == {"code": "budget-exceeded", "message": "x" * 2000, "advice": "x" * 2000}
     assert entry.detail["figures"] == {"budget": (3.0).hex(), "reserved": (0.0).hex(), "after": None}
+    assert ledger.verify().entries == 3
+
+
+def test_a_refusal_of_hundreds_of_tasks_is_a_short_entry(ledger: Ledger) -> None:
+    """An analyst words a study of 256 tasks: each may be refused for reasons of its own, and each has its own price."""
+    codes = list(RefusalCode)
+    reasons = [Refusal(codes[0], f"{k} " + "x" * 3000, "y" * 3000) for k in range(300)]
+    reasons += [Refusal(code, f"of {code}") for code in codes[1:20]]
+    dear = [make_reservation(multiplier=1.0 + k / 100).mechanism for k in range(256)]
+    with ledger.database.transaction() as connection:
+        ledger.refuse(
+            connection, Refusal(codes[0], "z" * 10**6, reasons=reasons), population="heart", study=STUDY, cost=[*dear, *dear]
+        )
+    (entry,) = ledger.entries(kind=Kind.REFUSAL)
+    assert len(canonical(entry.detail)) < 25_000
+    told, more = entry.detail["reasons"], entry.detail["more_reasons"]
+    assert [item["message"][:3] for item in told] == [f"{k} x"[:3] for k in range(16)]
+    assert more == [[codes[0].value, 300 - 16], *([code.value, 1] for code in codes[1:20])], "every code is named"
+    assert entry.detail["more_cost"] == 2 * (256 - 16)
+    after = float.fromhex(entry.detail["figures"]["after"])
+    assert after == rdp_epsilon([item.event for item in [*dear, *dear]], DELTA), "the figures are of all"
     assert ledger.verify().entries == 3
 
 

@@ -139,6 +139,11 @@ def test_an_exact_statistic_that_is_kept_is_disclosed_by_site(private: bool, kee
     exact = keep and not private and "per-site" not in disclosures
     assert [fault.code for fault in found] == [RefusalCode.DISCLOSURE] * (exact or not disclosures)
     assert ["kept statistic" in fault.message for fault in found] == [exact] * len(found)
+    trained = faults(
+        altered(study, task__resolution=7), make_config(noise=("distributed", "local", "none"), disclosures=disclosures)
+    )
+    told = [fault.code for fault in trained if "training at a site" in fault.message]
+    assert told == [RefusalCode.DISCLOSURE] * (not private and "per-site" not in disclosures)
 
 
 def test_a_task_is_refused_for_the_first_rule_that_it_breaks() -> None:

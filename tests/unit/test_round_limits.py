@@ -17,6 +17,7 @@ from support.hostile import altered
 from support.studies import agreed
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_node.errors import RefusalCode
+from veilsum_participant.protocol import limits
 from veilsum_participant.protocol.limits import FACTORS, count_faults, kept_weights, weight_faults
 from veilsum_participant.settings.config import Policy
 from veilsum_participant.store.attempts import AttemptState, add_attempt
@@ -123,6 +124,17 @@ def test_attempts_of_all_rounds(attempts: int, refused: bool) -> None:
     with asked(made, study_of(one=2, other=3), number=99, max_attempts=3) as codes:
         assert codes() == [RefusalCode.ATTEMPTS] * refused
         assert codes(resumed=True) == []
+
+
+@pytest.mark.parametrize(("attempts", "refused"), [(3 * 4 + 0, False), (3 * 4 + 1, True)])
+def test_a_long_study_is_not_tried_as_often_in_every_round(
+    monkeypatch: pytest.MonkeyPatch, attempts: int, *, refused: bool
+) -> None:
+    """Three for each of the first four releases, and one for the fifth: each that comes to nothing is two entries for good."""
+    monkeypatch.setattr(limits, "TRIED_AGAIN", 4)
+    made = [("one", number, GIVEN_UP) for number in range(1, attempts + 1)]
+    with asked(made, study_of(one=2, other=3), number=99, max_attempts=3) as codes:
+        assert codes() == [RefusalCode.ATTEMPTS] * refused
 
 
 @pytest.mark.parametrize(

@@ -278,3 +278,10 @@ def test_sites_agree_to_it_by_name_and_book_it_so(tmp_path: Any) -> None:
             assert [entry.unit for entry in charged] == ["site"] * len(charged)
             assert charged
             assert site.ledger.verify().spending[DATASET][0] == pytest.approx(study.privacy.epsilon)
+
+
+@pytest.mark.parametrize(("method", "noise", "said"), [("fedavg", "none", 1), ("fedavg", "local", 0), ("pca", "none", 0)])
+def test_a_plan_says_that_training_without_noise_may_show_a_site(method: str, noise: str, said: int) -> None:
+    parameters = {"rounds": 1, "model": {"name": "linear"}} if method == "fedavg" else {}
+    study = compiled(method, parameters, noise=noise) if noise == "none" else compiled(method, parameters, epsilon=3.0)
+    assert len([note for note in notes(study, 100) if "show one site's own: a site takes part only if" in note]) == said

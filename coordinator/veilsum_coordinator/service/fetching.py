@@ -75,7 +75,8 @@ class Fetching:
             agreed, members = machine.agreed, len(machine.members.fixed_roster().names)
         data = release_object(self._journal.database, agreed, members, number, shown)
         with self._table.lock:
-            self._made.released[key] = number, data
+            if key in self._table.studies:  # else it ended meanwhile, and nobody would let go of this any more
+                self._made.released[key] = number, data
 
     def enclose(self, name: str, directive: pb.Directive) -> pb.Directive:
         """A directive with what its answer needs, if that is small enough to come along: it saves the participant a call."""

@@ -40,6 +40,7 @@ from veilsum_node.oidc.provider import ProviderSettings, TokenVerifier
 from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.endpoint import MetricsServer, MetricsSettings, write_address
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
+from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import LogSettings, printable
 
 LOG = logging.getLogger("veilsum.logins")
@@ -249,7 +250,8 @@ class LoginServer(Served):
         except VeilsumError as error:
             status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
             subject = printable("".join(getattr(error, "__notes__", [])[:1])) or "not proven"
-            LOG.warning("refused a login from %s, subject %s: %s", caller, subject, error.message)
+            caused = caused_by("refused logins", caller)
+            LOG.warning("refused a login from %s, subject %s: %s", caller, subject, error.message, extra=caused)
             self._count("failed" if status is None else "unavailable" if isinstance(error, Unavailable) else "refused")
             if status is None:
                 return _json(HTTPStatus.INTERNAL_SERVER_ERROR, {"message": "The service is out of order; see its log."})

@@ -23,6 +23,7 @@ from typing import Any
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.identity.files import read_file, read_private
 from veilsum_node.telemetry.binding import QUEUE
+from veilsum_node.telemetry.log_floods import caused_by
 
 LOG = logging.getLogger("veilsum.monitoring")
 
@@ -201,7 +202,7 @@ class Listener(socketserver.ThreadingTCPServer):
         """A caller that went away or speaks no TLS is not logged; what failed in here is."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            LOG.error("internal error at an endpoint", exc_info=error)
+            LOG.error("internal error at an endpoint", exc_info=error, extra=caused_by("internal errors", client_address[0]))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -31,6 +31,7 @@ from veilsum_node.oidc.fetcher import Fetch, Fetcher
 from veilsum_node.oidc.provider import Metadata, TokenVerifier, discover
 from veilsum_node.phrases import counted, listed
 from veilsum_node.process.software import installed_version
+from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.web.people import Allowance, Links, LoggedIn, Person, PersonRole, Right, Sessions, person
 from veilsum_node.web.settings import ConsoleSettings
@@ -155,6 +156,7 @@ class Console:
         self._cookie = f"__Host-{SESSION}" if self._secure else f"{SESSION}-{origin.port or 80}"
         self._visit_cookie = self._cookie.replace(SESSION, VISIT)
         self._hosts = {origin.netloc} | ({f"localhost:{origin.port}"} if settings.url is None else set())
+        self._origins = {f"{origin.scheme}://{host}" for host in self._hosts}
         self._templates = Environment(
             autoescape=True,
             undefined=StrictUndefined,
@@ -207,7 +209,7 @@ class Console:
                 return
             except Exception:
                 number = secrets.token_hex(4)
-                LOG.exception("internal error %s of the console", number)
+                LOG.exception("internal error %s of the console", number, extra=_from(request, "internal errors"))
                 said = f"The console failed; its log has the cause under {number}."
                 await self._failed(HTTPStatus.INTERNAL_SERVER_ERROR, said)(scope, receive, sent)
 
@@ -225,7 +227,7 @@ class Console:
         if request.method in ("GET", "HEAD"):
             return None
         site, origin = request.headers.get("sec-fetch-site", "same-origin"), request.headers.get("origin", self.url)
-        if site != "same-origin" or urlsplit(origin).netloc not in self._hosts:
+        if site != "same-origin" or origin not in self._origins:
             return HTTPStatus.FORBIDDEN, "A form counts only from a page of this console."
         return None
 
@@ -240,12 +242,14 @@ class Console:
             if not self._asks.take(session.csrf):
                 return self._failed(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: wait a moment.", asked=asked)
             if not session.person.may(page.right):
-                LOG.warning("%s may not %s: %s", session.person.name, page.right.value, page.path)
+                refused = caused_by("refused pages", session.person.name)
+                LOG.warning("%s may not %s: %s", session.person.name, page.right.value, page.path, extra=refused)
                 said = f"Your role may not do this: it needs the right to {page.right.value}."
                 return self._failed(HTTPStatus.FORBIDDEN, said, asked=asked)
             form = await _form(request) if page.form else {}
             if page.form and not hmac.compare_digest(form.get("csrf", "").encode(), session.csrf.encode()):
-                LOG.warning("a form without its session's token was refused: %s", page.path)
+                refused = caused_by("refused forms", session.person.name)
+                LOG.warning("a form without its session's token was refused: %s", page.path, extra=refused)
                 return self._failed(HTTPStatus.FORBIDDEN, "The form is not this session's. Open its page again.")
             return await run_in_threadpool(self._answered, page, replace(asked, form=form))
 
@@ -278,7 +282,7 @@ class Console:
             try:
                 return await run_in_threadpool(answer, request, form)
             except VeilsumError as error:
-                LOG.warning("a log-in was refused: %s", printable(error.message))
+                LOG.warning("a log-in was refused: %s", printable(error.message), extra=_from(request, "refused log-ins"))
                 return self._failed(HTTPStatus.FORBIDDEN, error.message, error.advice)
 
         return answered
@@ -377,6 +381,11 @@ class Console:
             raise HostileInput(f"The token has no name (claim {provider.name_claim}).", "Ask the provider's operator.")
         roles = [role for role in PersonRole if held & set(getattr(self.settings.roles, role.value))]
         return self._begun(person(name, roles), "the identity provider")
+
+
+def _from(request: Request, kind: str) -> dict[str, tuple[str, str]]:
+    """For a line of the log that whoever has no session can cause as often as they like."""
+    return caused_by(kind, "visitors of the console" if request.client is None else request.client.host)
 
 
 def _valid(who: Person | None) -> Person:

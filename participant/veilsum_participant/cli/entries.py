@@ -87,7 +87,8 @@ def _what(fields: Mapping[str, Any]) -> str:
 
 def _refusal(detail: Mapping[str, Any]) -> str:
     reasons = detail.get("reasons") or [detail]
-    codes = ", ".join(dict.fromkeys(str(reason.get("code", "")) for reason in reasons))
+    more = [code for code, _ in detail.get("more_reasons", ())]
+    codes = ", ".join(dict.fromkeys([*(str(reason.get("code", "")) for reason in reasons), *more]))
     figures = detail.get("figures")
     if not figures:
         return codes

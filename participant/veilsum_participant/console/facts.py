@@ -4,9 +4,11 @@ import hashlib
 import json
 import math
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from sqlalchemy import select
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.database_places import open_readonly
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Misuse
 from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
@@ -34,13 +36,16 @@ from veilsum_participant.settings.config import ParticipantConfig
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.dossier import StudyLabel, describe, proven, unproven
 from veilsum_privacy.dossier.figures import cost, meaning, moment, of_hundred, remaining
-from veilsum_privacy.dossier.ledgers import check, entry_fields, open_source, readable_entries, spending_fields
-from veilsum_privacy.ledger import Kind, Mechanism
+from veilsum_privacy.dossier.ledgers import Checked, check, entry_fields, open_source, readable_entries, spending_fields
+from veilsum_privacy.ledger import Kind, LedgerReader, Mechanism
 from veilsum_privacy.ledger.statements import declared_mechanisms
 from veilsum_privacy.study.study import Study, parse_study
 
 MOST_ROWS = 100
 """Entries on one page of the ledger."""
+
+KEPT_SECONDS = 3600
+"""How long what verification found is shown of a ledger with the same head."""
 
 MOST_STUDIES = 1000
 """The most further studies that "what if" asks about."""
@@ -293,12 +298,37 @@ def verified(config: ParticipantConfig, export: str | None = None) -> dict[str, 
     }
 
 
-def dossier(config: ParticipantConfig, contact: str) -> dict[str, Any]:
-    """The dossier in plain values, as ``veilsum ledger report`` makes it."""
+class Verifications:
+    """What verification found last, which is kept while the ledger has that head, an hour at most; one runs at a time.
+
+    A page that verified anew each time it is asked for would let anyone who may read it take the machine's processor.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._kept, self._when = threading.Lock(), (Path(), b"", b""), 0
+        self._found: Checked | None = None
+
+    def of(self, config: ParticipantConfig, opened: LedgerReader, now: int) -> tuple[Checked, int]:
+        """What verification finds, and when it found it, unix seconds; a ledger that does not verify is verified each time."""
+        authority = config.identity / AUTHORITY_FILE
+        with self._lock:
+            about = config.state, authority.read_bytes()
+            with suppress(ValueError, Damage):  # of a head that is none verification says more
+                if self._found and 0 <= now - self._when < KEPT_SECONDS and self._kept == (*about, opened.head()):
+                    return self._found, self._when
+            self._found = None
+            checked = check(opened, authority=load_authority(authority))
+            if checked.verification is not None:
+                self._found, self._kept, self._when = checked, (*about, checked.verification.head), now
+            return checked, now
+
+
+def dossier(config: ParticipantConfig, contact: str, verifications: Verifications) -> dict[str, Any]:
+    """The dossier in plain values, as ``veilsum ledger report`` makes it, but for when the ledger was verified."""
     now = int(time.time())
     with open_source(config.state) as opened:
-        checked = check(opened, authority=load_authority(config.identity / AUTHORITY_FILE))
-        proof = checked.proof(opened, now)
+        checked, when = verifications.of(config, opened, now)
+        proof = checked.proof(opened, when)
         entries = readable_entries(opened, proof.entries)
     return describe(
         entries,

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 from starlette.responses import Response
 
@@ -37,7 +38,7 @@ class SitePages:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._looks = path, Looks()
+        self._path, self._looks, self._verifications = path, Looks(), facts.Verifications()
 
     def pages(self) -> list[Page]:
         """All pages, as they stand in the navigation."""
@@ -131,13 +132,16 @@ class SitePages:
         export = asked.form.get("export") or None
         return asked.render("verified.html.j2", compared=export is not None, **facts.verified(self._config, export))
 
+    def _made(self, contact: str = "") -> dict[str, Any]:
+        return facts.dossier(self._config, contact, self._verifications)
+
     def dossier(self, asked: PageRequest) -> Response:
         """What the dossier says in short, and where it is whole."""
-        return asked.render("report.html.j2", made=facts.dossier(self._config, ""))
+        return asked.render("report.html.j2", made=self._made())
 
     def dossier_page(self, asked: PageRequest) -> Response:
         """The dossier itself: its one style sheet is allowed by its digest, and nothing else runs or loads."""
-        text = render_dossier(facts.dossier(self._config, asked.query.get("contact", "")))
+        text = render_dossier(self._made(asked.query.get("contact", "")))
         digests = [base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in _STYLE.findall(text)]
         allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
         policy = (
@@ -147,7 +151,7 @@ class SitePages:
 
     def dossier_twin(self, asked: PageRequest) -> Response:
         """The same in JSON, as a file."""
-        text = json.dumps(facts.dossier(self._config, ""), ensure_ascii=False, allow_nan=False, indent=1)
+        text = json.dumps(self._made(), ensure_ascii=False, allow_nan=False, indent=1)
         return Response(
             text, media_type="application/json", headers={"Content-Disposition": 'attachment; filename="dossier.json"'}
         )

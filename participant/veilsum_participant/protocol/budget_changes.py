@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import Column, Connection, Float, Integer, MetaData, String, Table, Text, delete, insert, inspect, select
 
 from veilsum_node.errors import Misuse
+from veilsum_participant.protocol.four_eyes import check_second
 from veilsum_participant.settings.config import Policy
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger import Budget, Ledger
@@ -89,7 +90,7 @@ def change_budget(
         The number of the ledger's entry; None where it waits for somebody else now.
 
     Raises:
-        Misuse: the same person proposed it, or a figure is out of range.
+        Misuse: the same person proposed it, or one whose name looks alike; or a figure is out of range.
     """
     budget, earlier = Budget(epsilon, delta, adaptive), ledger.budget(population, connection)
     operator, reason = " ".join(operator.split()), reason.strip()
@@ -102,10 +103,10 @@ def change_budget(
         return ledger.set_budget(connection, population, epsilon, delta, reason=reason, operator=operator, adaptive=adaptive)
     if not (operator and reason):
         raise Misuse("A budget needs a reason and an operator.")
+    check_second(operator, [])
     first = next((item for item in proposals(connection, now) if item.population == population), None)
     if first is not None and first.budget == budget:
-        if first.operator.casefold() == operator.casefold():
-            raise Misuse(f"{operator} proposed this budget already; it needs two people.", "Let somebody else set it, too.")
+        check_second(operator, [first.operator])
         _withdraw(connection, population)
         reasons = reason if reason == first.reason else f"{first.reason}; {reason}"
         return ledger.set_budget(

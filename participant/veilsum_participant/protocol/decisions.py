@@ -24,6 +24,7 @@ from veilsum_participant.protocol.approval import (
     verify_study,
 )
 from veilsum_participant.protocol.budgets import promised, record_refused_study
+from veilsum_participant.protocol.four_eyes import check_second
 from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.site import Site
@@ -111,7 +112,7 @@ def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
 
     Raises:
         Misuse: no study, or several, wait under that name; the operator's name or the reason is not such a text; or the study
-            needs another person's word.
+            needs another person's word, by a name that is not taken for the first one's.
         Refusal: policy or budget speak against it now.
     """
     operator, reason = _operator(operator), _reason(reason) if reason else ""
@@ -121,10 +122,8 @@ def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
         found = _waiting(connection, site, row)
         if found.obstacle is not None:
             raise found.obstacle
-        if operator.casefold() in map(str.casefold, found.approved_by):
-            raise Misuse(
-                f"{operator} approved this study already; it needs {found.needs} people.", "Let somebody else approve it, too."
-            )
+        if found.needs > 1:
+            check_second(operator, found.approved_by)
         asked = requested(site, row.digest, found.study, row.analyst)
         site.ledger.decide(connection, asked, approved=True, operator=operator, reason=reason, shown=shown)
         if len(found.approved_by) + 1 >= found.needs:

@@ -27,6 +27,9 @@ from veilsum_privacy.securesum.context import Assignment, decode_broadcast
 if TYPE_CHECKING:
     from veilsum_participant.settings.config import Policy
 
+TRIED_AGAIN = 256
+"""Releases of a study for which ``policy.max_attempts`` are allowed, one at each other: a failure is two entries."""
+
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""
 
@@ -60,7 +63,8 @@ def count_faults(
             RefusalCode.ATTEMPTS,
             f"Round {assignment.round} was tried {tries} times; policy.max_attempts is {policy.max_attempts}.",
         )
-    most = policy.max_attempts * sum(task.releases for task in study.tasks)
+    releases = sum(task.releases for task in study.tasks)
+    most = policy.max_attempts * min(releases, TRIED_AGAIN) + max(0, releases - TRIED_AGAIN)
     if counted.total(tuple(AttemptState)) >= most:
         yield Refusal(RefusalCode.ATTEMPTS, f"The study made {most} attempts, as many as its releases could need.")
 

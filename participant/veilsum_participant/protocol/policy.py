@@ -140,6 +140,8 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
     unit = study.privacy.unit
     if unit not in config.policy.units:
         yield _not_among(RefusalCode.UNIT, "The unit of privacy", unit, "units")
+    elif unit == "site" and study.privacy.noise == "none":
+        yield Refusal(RefusalCode.UNIT, "A whole site is a unit of studies with noise alone.", "Ask for noise.")
     dataset = config.datasets.get(study.dataset)
     if dataset is None:
         yield Refusal(RefusalCode.DATASET, f"Dataset {study.dataset!r} is not offered here.")
@@ -155,6 +157,8 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             f"A person may have several records of dataset {study.dataset!r}.",
             f'Ask for privacy.unit = "subject"; or, if nobody has two, state datasets.{study.dataset}.joined = false.',
         )
+    if dataset is not None and study.privacy.noise == "none" and study.data.max_records < dataset.most_records:
+        yield Refusal(RefusalCode.DISCLOSURE, "Without noise all most_records must count.", "Ask for a larger max_records.")
     if dataset is not None and dataset.csv and dataset.header != study.data.header:
         yield Refusal(
             RefusalCode.DATASET,
@@ -275,11 +279,12 @@ def _task_faults(agreed: DeclaredStudy, declaration: TaskDeclaration, config: Pa
     if declaration.task not in policy.tasks:
         yield _not_among(RefusalCode.TASK, "Task", declaration.task, "tasks", _accept("policy.tasks"))
         return
-    if declaration.keep and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
+    own = declaration.keep or declaration.resolution
+    if own and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
-            "Without noise, the steps computed from a kept statistic reveal each site's own; 'per-site' is not among"
-            " policy.disclosures.",
+            "Without noise, what follows from a kept statistic, or from training at a site, can be made to reveal its own;"
+            " 'per-site' is not among policy.disclosures.",
         )
         return
     if declaration.disclosure not in policy.disclosures:

@@ -13,7 +13,7 @@ from veilsum_node.identity.certificate import moment
 from veilsum_node.phrases import counted, listed
 from veilsum_privacy.accounting.prices import delta_warning
 from veilsum_privacy.dossier.figures import cost, meaning
-from veilsum_privacy.study.study import STATEMENTS
+from veilsum_privacy.study.study import STATEMENTS, Study
 
 if TYPE_CHECKING:
     from veilsum_participant.protocol.decisions import Waiting
@@ -42,7 +42,7 @@ def _lines(item: Waiting) -> Iterator[str]:
         yield f"  {stated.replace('_', ' ')}: {study.statements.get(stated, UNSTATED)}"
     yield ""
     yield "What it asks"
-    for name, text in item.asked(study).items():
+    for name, text in _asked(item, study).items():
         yield f"  {name}: {text}"
     yield ""
     yield "What it costs here"
@@ -58,6 +58,11 @@ def _lines(item: Waiting) -> Iterator[str]:
         yield "What speaks against it now"
         for reason in item.obstacle.reasons:
             yield f"  {reason.code.value}: {reason.message} {reason.advice}".rstrip()
+
+
+def _asked(item: Waiting, study: Study) -> dict[str, str]:
+    """What a study asks; by its tasks as well, since its method is a name that its analyst gave it."""
+    return {**item.asked(study), "tasks": listed([*dict.fromkeys(task.task for task in study.tasks)])}
 
 
 def _costs(item: Waiting) -> Iterator[str]:
@@ -93,7 +98,7 @@ def _differences(item: Waiting) -> Iterator[str]:
     if item.earlier is None:
         yield "There is none."
         return
-    old, new = {**item.asked(item.earlier)}, {**item.asked(item.study)}
+    old, new = _asked(item, item.earlier), _asked(item, item.study)
     old |= {name.replace("_", " "): text for name, text in item.earlier.statements.items()}
     new |= {name.replace("_", " "): text for name, text in item.study.statements.items()}
     yield f"{item.earlier.name}, signed {moment(item.earlier.created)}"

@@ -45,11 +45,14 @@ REPORT_SECONDS = 60.0
 MOST_POPULATIONS = 16
 """Populations that a report names; more are not taken."""
 
+SHORTEST = 0.125
+"""The shortest time that a report tells, in seconds."""
+
 SHARED: dict[ShareGroup, str] = {
     "software": "name and version of this software",
     "budget": "epsilon that each population spent, and its budget",
     "ledger": "whether the ledger's last verification succeeded",
-    "timings": "mean time of each step of a round",
+    "timings": "mean time of each step of a round, rounded up to 1/8 s or a power of two of it",
     "certificate": "when this site's certificate expires",
 }
 """What each group tells the coordinator, in words."""
@@ -76,12 +79,22 @@ def samples(site: Site, metrics: Known) -> list[Sample]:
         "software": lambda: iter([(SharedMetric.SOFTWARE, SOFTWARE, 1.0)]),
         "budget": lambda: _budget(metrics),
         "ledger": lambda: _ledger(metrics),
-        "timings": lambda: ((SharedMetric.STEP_SECONDS, step.value, mean) for step, mean in metrics.means().items()),
+        "timings": lambda: (
+            (SharedMetric.STEP_SECONDS, step.value, told_seconds(mean)) for step, mean in metrics.means().items()
+        ),
         "certificate": lambda: iter([(SharedMetric.CERTIFICATE_EXPIRY, "", float(site.credentials.identity.not_after))]),
     }
     granted = site.config.policy.share_metrics
     found = [item for group in makers if group in granted for item in makers[group]()]
     return [Sample(metric=metric, label=label, value=value) for metric, label, value in found if math.isfinite(value)]
+
+
+def told_seconds(seconds: float) -> float:
+    """A time as it is told: as long as the next power of two of :data:`SHORTEST` seconds.
+
+    How long a step takes follows the records, and the mean of one round is that round's time without the network's noise.
+    """
+    return SHORTEST * 2.0 ** max(0, math.ceil(math.log2(max(seconds, SHORTEST) / SHORTEST)))
 
 
 def _budget(metrics: Known) -> Iterator[tuple[SharedMetric, str, float]]:

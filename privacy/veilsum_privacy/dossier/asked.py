@@ -59,7 +59,8 @@ _NOISE = {
 def asked_facts(study: Study) -> dict[str, str]:
     """What a study asks, each fact by its name; in words."""
     privacy = study.privacy
-    apart = [task.label for task in study.tasks if task.disclosure == "per-site"]
+    trains = [task.label for task in study.tasks if task.resolution and privacy.noise == "none"]  # which may show one site
+    apart = [task.label for task in study.tasks if task.disclosure == "per-site" or task.label in trains]
     facts = {
         "computes": "; ".join(_computed(study)),
         "reads": f"columns {listed(study.data.file_columns)} of dataset {study.dataset},"

@@ -35,6 +35,9 @@ from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
 from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy
 
+MOST_ITEMS = 16
+"""Reasons of a refusal, and mechanisms of its cost, that an entry holds: whoever asks decides how many there are."""
+
 
 class Ledger(Gate, LedgerReader):
     """A site's ledger, to write and to read; created with its first entry if the database has none.
@@ -169,7 +172,9 @@ class Ledger(Gate, LedgerReader):
         detail: dict[str, Any] = _refusal_detail(refusal) | ({} if asked is None else asked.detail())
         counted = Counter(cost)
         if reservation is None and counted:
-            detail["cost"] = [[item.to_json(), item.noise.colluders, count] for item, count in counted.items()]
+            told = list(counted.items())[:MOST_ITEMS]
+            detail["cost"] = [[item.to_json(), item.noise.colluders, count] for item, count in told]
+            detail |= {"more_cost": more} if (more := counted.total() - sum(count for _, count in told)) else {}
         if population is not None:
             budget, figures = self._totals.epsilon_held(connection, population, {}, counted)
             if budget is not None:
@@ -280,13 +285,15 @@ class Ledger(Gate, LedgerReader):
 
 
 def _refusal_detail(refusal: Refusal) -> dict[str, Any]:
+    """Its words; of many reasons the first, and the codes of the others."""
     detail: dict[str, Any] = {"code": refusal.code.value, "message": refusal.message[:LONGEST_TEXT]}
-    reasons: Sequence[Refusal] = getattr(refusal, "reasons", ())
-    if len(reasons) > 1:
+    told, more = refusal.reasons[:MOST_ITEMS], refusal.reasons[MOST_ITEMS:]
+    if len(told) > 1:
+        most = min(LONGEST_TEXT, 4 * LONGEST_TEXT // len(told))
         detail["reasons"] = [
-            {"code": item.code.value, "message": item.message[:LONGEST_TEXT], "advice": item.advice[:LONGEST_TEXT]}
-            for item in reasons
+            {"code": item.code.value, "message": item.message[:most], "advice": item.advice[:most]} for item in told
         ]
+    detail |= {"more_reasons": [*Counter(item.code.value for item in more).items()]} if more else {}
     return detail
 
 
