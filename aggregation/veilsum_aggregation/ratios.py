@@ -106,7 +106,7 @@ class StrataNoise(NamedTuple):
     def explained(self) -> Floats:
         """What of the variance, over std^2, the contrasts take from the cells of one stratum (4, 4), and what they add to the
         covariance of two with the other sign."""
-        return self.told * np.kron(np.eye(2) - 1.0 / self.levels, np.eye(2))
+        return np.asarray(self.told * np.kron(np.eye(2) - 1.0 / self.levels, np.eye(2)), dtype=np.float64)
 
     def variance(self, gradient: Floats) -> float:
         """What it adds to the variance of a sum with this gradient by cells (k, 4)."""

@@ -14,7 +14,7 @@ from statsmodels.stats.contingency_tables import StratifiedTable
 from evaluations.exposures import ends_of
 from evaluations.studies import Sums, complete_records, study_of
 from evaluations.tables import print_table, run_options
-from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -107,7 +107,7 @@ def quartile_rows(runs: int, seed: int) -> Iterator[str]:
             for n in (300, 1000, 2000):
                 rng = np.random.default_rng((seed, place, round(epsilon), n))
                 study = study_of("statistics", schema, n, epsilon, query=[{"name": "q", "kind": "quantiles", "over": ["x"]}])
-                covered: list[Integers] = []
+                covered: list[Bools] = []
                 widths: list[Floats] = []
                 for _ in range(runs):
                     x = np.clip(draw(n, rng), low, high)
