@@ -43,7 +43,7 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
     """Quantiles of a number from the released sums (bins,) of its columns, with Woodruff's intervals.
 
     With G(t) = C(t) - q N the interval reaches from the edge before the first one with |G(t)| <= z sqrt(v_t + N q (1 - q)) to
-    the edge after the last one, C the nearest sums that never fall, and v_t the exact noise variance of those before, which are
+    the edge after the last one, C the nearest sums that never fall, v_t the exact noise variance of those before, which are
     linear: at edges C is known whatever lies between them, be it a whole number that many records have. It is open where it
     touches a bound. The point is where C, linear within intervals, reaches q N. Errors are those of C at the point, by the
     density there.
