@@ -244,17 +244,18 @@ def _powers(ends: Floats, log_k: float) -> tuple[Floats, Floats]:
     return width, np.diff(powers * logs) * k / width
 
 
-def first_baseline(table: LifeTable, hazard_std: float) -> Baseline:
+def first_baseline(table: LifeTable, hazard_std: float, strata: int = 1) -> Baseline:
     """As the first release has it.
 
     Args:
         table: of the first release.
         hazard_std: of the noise in each value of the last release's score of hazards.
+        strata: how many share the pieces; one of a single period has two at least, which a shape takes.
     """
     count = MOST_PERIODS if hazard_std == 0.0 else int(np.clip(table.total / (EVENTS * hazard_std), 1.0, MOST_PERIODS))
     periods = _periods(table, count)
     count = len(periods) - 1
-    pieces = max(1, round(PIECES / count)) if hazard_std > 0.0 else 1
+    pieces = max(2 if count == 1 else 1, round(PIECES / count / strata)) if hazard_std > 0.0 else 1
     log_k, error = log_shape(table) if pieces > 1 else (0.0, 0.0)
     if error > UNKNOWN or abs(log_k) >= LARGEST_SHAPE:
         pieces, log_k = 1, 0.0

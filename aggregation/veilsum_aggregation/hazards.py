@@ -103,7 +103,7 @@ def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
     centre = np.clip(sums.events[1:] / weight, -1.0, 1.0) if weight > FLOOR * std and weight > 0.0 else mean
     gamma = limited(whiten.T @ (centre - mean), FIRST_STEP)
 
-    parts = tuple(first_baseline(table, hazard_std) for table in sums.tables)
+    parts = tuple(first_baseline(table, hazard_std, len(sums.tables)) for table in sums.tables)
     baseline = parts[0] if len(parts) == 1 else Strata(parts)
     theta = baseline.basis.T @ (baseline.level + 0.5 * float(gamma @ gamma))
     return HazardModel(whiten, centre, baseline, np.concatenate([theta, gamma]), np.pad(untold, ((1, 0), (0, 0))))

@@ -43,10 +43,11 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
     """Quantiles of a number from the released sums (bins,) of its columns, with Woodruff's intervals.
 
     With G(t) = C(t) - q N the interval reaches from the edge before the first one with |G(t)| <= z sqrt(v_t + N q (1 - q)) to
-    the edge after the last one, v_t the exact noise variance of the linear C: at edges C is known whatever lies between them,
-    be it a whole number that many records have. It is open where it touches a bound. The point is where the isotonic C, linear
-    within intervals, reaches q N. Errors are those of C at the point, by the density there. Without noise the interval is that
-    of the order statistics by the binomial distribution (Conover 1999), which holds of few records too.
+    the edge after the last one, C the nearest sums that never fall, v_t the exact noise variance of those before, which are
+    linear: at edges C is known whatever lies between them, be it a whole number that many records have. It is open where it
+    touches a bound. The point is where C, linear within intervals, reaches q N. Errors are those of C at the point, by the
+    density there. Without noise the interval is that of the order statistics by the binomial distribution (Conover 1999),
+    which holds of few records too.
 
     Args:
         sums: released, in the units of the integer columns.
@@ -61,17 +62,17 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
     if not total > max(NOISE_FLOOR * total_std, 0.0):
         return [NotEstimable("the released count is within its noise", "more records, or more epsilon") for _ in at]
     whole, ends = np.concatenate([[0.0], np.clip(isotonic(prefix), 0.0, None)]), np.asarray(edges, dtype=np.float64)
-    rows, counts = np.vstack([np.zeros(len(weights)), weights]), np.concatenate([[0.0], prefix])
+    rows = np.vstack([np.zeros(len(weights)), weights])
     found: list[Answer] = []
     for q in at:
         value = float(np.interp(q * whole[-1], _strictly(whole), ends))
         spread = total * q * (1.0 - q)
         noise = noise_std**2 * ((rows - q * weights[-1]) ** 2).sum(axis=1)
         if noise_std:
-            near = np.flatnonzero(np.abs(counts - q * total) <= Z95 * np.sqrt(noise + spread))
+            near = np.flatnonzero(np.abs(whole - q * whole[-1]) <= Z95 * np.sqrt(noise + spread))
         else:
             least, most = _ranks(round(total), q)
-            near = np.flatnonzero((np.rint(counts) >= least) & (np.rint(counts) <= most))
+            near = np.flatnonzero((np.rint(whole) >= least) & (np.rint(whole) <= most))
         crossing = min(max(int(np.searchsorted(ends, value)), 1), len(ends) - 1)
         first = max(min(int(near[0]), crossing) - 1, 0) if near.size else crossing - 1
         last = min(max(int(near[-1]) + 1, crossing), len(ends) - 1) if near.size else crossing

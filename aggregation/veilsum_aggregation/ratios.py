@@ -1,8 +1,7 @@
 """Odds ratios, risk ratios and risk differences of noised fourfold tables, of one and of strata (Mantel and Haenszel 1959).
 
 A table is [[a, b], [c, d]]: the exposed with and without the event, then those that they are compared with. Its cells have
-independent noise of one standard deviation; that of one cell in two strata may correlate. All of this is post-processing of
-counts that are released anyway.
+independent noise of one standard deviation; where contrasts of all strata together are released as well, theirs is smaller.
 """
 
 import math
@@ -100,27 +99,50 @@ def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> 
     return Figure(value, noise, sampling, low, high, null.p_value)
 
 
-def consistent(tables: Floats, totals: Floats, std: float, totals_std: float) -> tuple[Floats, float, float]:
-    """The least-squares estimate of strata whose sums were released as well.
+class StrataNoise(NamedTuple):
+    """Noise of the cells of strata: independent, but for what the contrasts of all strata together tell (:func:`consistent`).
 
-    With noise of variance s^2 in each of k strata and t^2 in their sum, what the sum has beyond theirs, times
-    h = s^2 / (k s^2 + t^2), belongs to each. Then cells have a variance of s^2 (1 - h), and those of two strata a covariance
-    of -s^2 h.
+    Attributes:
+        std: in each cell as it was released.
+        told: h.
+        levels: R, of the exposure, two of which are in a table.
+    """
+
+    std: float
+    told: float = 0.0
+    levels: int = 2
+
+    @property
+    def explained(self) -> Floats:
+        """What of the variance, over std^2, the contrasts take from the cells of one stratum (4, 4), and what they add to the
+        covariance of two with the other sign."""
+        return np.asarray(self.told * np.kron(np.eye(2) - 1.0 / self.levels, np.eye(2)), dtype=np.float64)
+
+    def variance(self, gradient: Floats) -> float:
+        """What it adds to the variance of a sum with this gradient by cells (k, 4)."""
+        whole = gradient.sum(axis=0)
+        return self.std**2 * float(np.sum(gradient**2) - whole @ self.explained @ whole)
+
+
+def consistent(tables: Floats, contrasts: Floats, std: float, contrasts_std: float) -> tuple[Floats, StrataNoise]:
+    """The least-squares estimate of strata of which the contrasts of their sum were released as well.
+
+    With P what takes from each column of a table its mean, noise of variance s^2 in each of k strata and t^2 in the contrasts,
+    what the contrasts have beyond those of the strata's sum, times h = s^2 / (k s^2 + t^2), belongs to each. Then cells of a
+    stratum have the covariance s^2 (1 - h P), and those of two strata -s^2 h P.
 
     Args:
-        tables: (k, ...), noise of ``std`` in each cell.
-        totals: (...), of all strata together, noise of ``totals_std``.
-
-    Returns:
-        the strata (k, ...), the standard deviation of their noise, and its correlation between two strata, 0 at most.
+        tables: (k, R, C), noise of ``std`` in each cell.
+        contrasts: (R, C), P of the sum of all strata, noise of ``contrasts_std``.
     """
     if not std:
-        return tables, std, 0.0
-    h = std**2 / (len(tables) * std**2 + totals_std**2)
-    return tables + h * (totals - tables.sum(axis=0)), std * math.sqrt(1.0 - h), -h / (1.0 - h)
+        return tables, StrataNoise(0.0)
+    h = std**2 / (len(tables) * std**2 + contrasts_std**2)
+    beyond = contrasts - tables.sum(axis=0)
+    return tables + h * (beyond - beyond.mean(axis=0)), StrataNoise(std, h, tables.shape[1])
 
 
-def pooled_odds_ratio(tables: Floats, std: float, correlation: float = 0.0) -> Answer:
+def pooled_odds_ratio(tables: Floats, noise: StrataNoise) -> Answer:
     """The odds ratio that strata have in common: sum ad / n over sum bc / n.
 
     The sampling variance of its logarithm is that of Robins, Breslow and Greenland (1986); noise by the delta method, and what
@@ -128,13 +150,11 @@ def pooled_odds_ratio(tables: Floats, std: float, correlation: float = 0.0) -> A
 
     Args:
         tables: (k, 2, 2), one a stratum.
-        std: of the noise in each cell.
-        correlation: of the noise between one cell of two strata.
+        noise: in their cells.
     """
-    kept = _strata(tables, std)
+    kept = _strata(tables, noise.std)
     if isinstance(kept, NotEstimable):
         return kept
-    noise = _Noise(std, correlation)
     top, bottom = _Pooled(_AD, kept, noise), _Pooled(_BC, kept, noise)
     if drowned := _too_small(top, bottom, noise):
         return drowned
@@ -148,36 +168,34 @@ def pooled_odds_ratio(tables: Floats, std: float, correlation: float = 0.0) -> A
     return _ratio(top, bottom, noise, float(sampling))
 
 
-def pooled_risk_ratio(tables: Floats, std: float, correlation: float = 0.0) -> Answer:
+def pooled_risk_ratio(tables: Floats, noise: StrataNoise) -> Answer:
     """The risk ratio that strata have in common, with the variance of Greenland and Robins (1985). Arguments as above."""
-    kept = _strata(tables, std)
+    kept = _strata(tables, noise.std)
     if isinstance(kept, NotEstimable):
         return kept
-    noise = _Noise(std, correlation)
     top, bottom = _Pooled(_EXPOSED, kept, noise), _Pooled(_OTHERS, kept, noise)
     if drowned := _too_small(top, bottom, noise):
         return drowned
     a, b, c, d = kept.T
     n, exposed, others = kept.sum(axis=1), a + b, c + d
     sampling = float(np.sum(((a + c) * exposed * others - a * c * n) / n**2)) / (top.value * bottom.value)
-    if std == 0.0 and sampling <= NO_SPREAD:
+    if noise.std == 0.0 and sampling <= NO_SPREAD:
         return ALL_OR_NONE
     return _ratio(top, bottom, noise, max(sampling, 0.0))
 
 
-def pooled_risk_difference(tables: Floats, std: float, correlation: float = 0.0) -> Answer:
+def pooled_risk_difference(tables: Floats, noise: StrataNoise) -> Answer:
     """The risk difference that strata have in common, with the variance of Sato (1989), which holds for few large strata and
     for many small ones. It is 0, and tells no interval, where of each group everybody has the event or nobody.
 
     Arguments as above.
     """
-    kept = _strata(tables, std)
+    kept = _strata(tables, noise.std)
     if isinstance(kept, NotEstimable):
         return kept
-    noise = _Noise(std, correlation)
     top, other, bottom = _Pooled(_AD, kept, noise), _Pooled(_BC, kept, noise), _Pooled(_SIZES, kept, noise)
     if bottom.value <= 0.0 or bottom.value < NOISE_FLOOR * math.sqrt(noise.variance(bottom.gradient)):
-        beyond = " in numbers beyond the noise" if std else ""
+        beyond = " in numbers beyond the noise" if noise.std else ""
         return NotEstimable(f"no stratum has both groups{beyond}", ADVICE)
     value = (top.value - other.value) / bottom.value
     a, b, c, d = kept.T
@@ -192,57 +210,49 @@ def pooled_risk_difference(tables: Floats, std: float, correlation: float = 0.0)
     return normal_figure(value, of_noise, sampling)
 
 
-def no_association(tables: Floats, std: float, correlation: float = 0.0) -> Test | NotEstimable:
+def no_association(tables: Floats, noise: StrataNoise) -> Test | NotEstimable:
     """The test that exposure and event are independent in every stratum (Cochran 1954, Mantel and Haenszel 1959), without
     correction for continuity. Arguments as above."""
     from scipy.special import chdtrc
 
-    kept = _strata(tables, std)
+    kept = _strata(tables, noise.std)
     if isinstance(kept, NotEstimable):
         return kept
-    top, other = (_Pooled(form, kept, _Noise(std, correlation)) for form in (_AD, _BC))
+    top, other = (_Pooled(form, kept, noise) for form in (_AD, _BC))
     a, b, c, d = kept.T
     n = kept.sum(axis=1)
     sampling = float(np.sum((a + b) * (c + d) * (a + c) * (b + d) / (n**2 * np.maximum(n - 1.0, 1.0))))
-    noise = _Noise(std, correlation).variance(top.gradient - other.gradient)
-    variance = max(sampling, 0.0) + noise
+    of_noise = noise.variance(top.gradient - other.gradient)
+    variance = max(sampling, 0.0) + of_noise
     if variance <= 0.0:
         return NotEstimable("in every stratum all have one exposure, or all or none the event", ADVICE)
     statistic = (top.value - other.value) ** 2 / variance
-    return Test(statistic, 1, float(chdtrc(1, statistic)), noise / variance, tuple(_left_out(tables, std)))
-
-
-class _Noise(NamedTuple):
-    """Noise of every cell of strata."""
-
-    std: float
-    correlation: float
-
-    def variance(self, gradient: Floats) -> float:
-        """What it adds to the variance of a sum with this gradient by cells (k, 4)."""
-        apart, together = float(np.sum(gradient**2)), float(np.sum(gradient.sum(axis=0) ** 2))
-        return self.std**2 * ((1.0 - self.correlation) * apart + self.correlation * together)
+    return Test(statistic, 1, float(chdtrc(1, statistic)), of_noise / variance, tuple(_left_out(tables, noise.std)))
 
 
 class _Pooled:
     """sum over strata of q / n, q a sum of products of cells, and its gradient by cells (k, 4).
 
-    Noise of variance sigma^2 in each cell adds sigma^2 (4 q / n^3 - 1' Q x / n^2) to q / n on average, to second order.
+    Noise of covariance S in a stratum's cells adds tr(Q S) / 2 n - x' Q S 1 / n^2 + q 1' S 1 / n^3 to q / n on average, to
+    second order.
     """
 
-    def __init__(self, form: Floats, kept: Floats, noise: _Noise) -> None:
+    def __init__(self, form: Floats, kept: Floats, noise: StrataNoise) -> None:
         n, linear = kept.sum(axis=1), kept @ form
         q = np.einsum("ki,ki->k", linear, kept) / 2.0
-        self.value = float(np.sum(q / n - noise.std**2 * (4.0 * q / n**3 - linear.sum(axis=1) / n**2)))
+        covariance = noise.std**2 * (np.eye(4) - noise.explained)
+        whole = covariance.sum(axis=0)
+        added = float(np.sum(form * covariance)) / 2.0 / n - linear @ whole / n**2 + q * whole.sum() / n**3
+        self.value = float(np.sum(q / n - added))
         self.gradient = linear / n[:, np.newaxis] - (q / n**2)[:, np.newaxis]
 
 
-def _ratio(top: _Pooled, bottom: _Pooled, noise: _Noise, sampling: float) -> Figure:
+def _ratio(top: _Pooled, bottom: _Pooled, noise: StrataNoise, sampling: float) -> Figure:
     gradient = top.gradient / top.value - bottom.gradient / bottom.value
     return normal_figure(math.log(top.value / bottom.value), noise.variance(gradient), sampling).exponential(LARGEST)
 
 
-def _too_small(top: _Pooled, bottom: _Pooled, noise: _Noise) -> NotEstimable | None:
+def _too_small(top: _Pooled, bottom: _Pooled, noise: StrataNoise) -> NotEstimable | None:
     for part, who in ((top, "the exposed"), (bottom, "those that they are compared with")):
         if part.value <= 0.0 or part.value < NOISE_FLOOR * math.sqrt(noise.variance(part.gradient)):
             reason = f"over all strata, too few of {who} have what is counted"
@@ -288,7 +298,7 @@ RATIOS: Mapping[str, Callable[[Floats, float, Sequence[str]], Answer]] = {
     "risk ratio": risk_ratio,
     "risk difference": risk_difference,
 }
-POOLED_RATIOS: Mapping[str, Callable[[Floats, float, float], Answer]] = {
+POOLED_RATIOS: Mapping[str, Callable[[Floats, StrataNoise], Answer]] = {
     "odds ratio": pooled_odds_ratio,
     "risk ratio": pooled_risk_ratio,
     "risk difference": pooled_risk_difference,

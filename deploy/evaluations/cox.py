@@ -2,13 +2,15 @@
 
 Records are drawn with replacement from gbsg2 (686 women with breast cancer) and rossi (432 released prisoners), which come
 with lifelines, so that the truth is what lifelines fits to the data set itself; ties are Efron's there. With --follow-up
-records are made up: about 1,000 with about 150 events, Weibull hazards, and follow-up that depends on the terms. With --rare
-they are made up as well: a number, an arm, and a level that a twentieth has, of whose hazards the ratios are known.
+records are made up: about 1,000 with about 150 events, Weibull hazards, and follow-up that depends on the terms; with --apart
+they have strata whose hazards have shapes of their own, enter late, or both. With --rare they are
+made up as well: a number, an arm, and a level that a twentieth has, of whose hazards the ratios are known.
 """
 
 import math
 from collections.abc import Iterator
 from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -43,10 +45,17 @@ def data_set(name: str) -> tuple[Floats, Floats, Floats]:
     return terms, np.minimum(time, HORIZON[name]).to_numpy(dtype=np.float64), (event * within).to_numpy(dtype=np.float64)
 
 
-def lifelines_fit(terms: Floats, time: Floats, event: Floats) -> tuple[Floats, Floats]:
+def lifelines_fit(
+    terms: Floats, time: Floats, event: Floats, entry: Floats | None = None, stratum: Floats | None = None
+) -> tuple[Floats, Floats]:
     """Coefficients and their standard errors."""
     frame = {**{str(place): column for place, column in enumerate(terms.T)}, "time": time, "event": event}
-    model = CoxPHFitter().fit(pd.DataFrame(frame), "time", "event")
+    more: dict[str, Any] = {}
+    if entry is not None:
+        frame, more["entry_col"] = frame | {"entry": entry}, "entry"
+    if stratum is not None:
+        frame, more["strata"] = frame | {"stratum": stratum}, ["stratum"]
+    model = CoxPHFitter().fit(pd.DataFrame(frame), "time", "event", **more)
     return model.params_.to_numpy(), model.standard_errors_.to_numpy()
 
 
@@ -91,22 +100,68 @@ FOLLOW_UP = {"none": 0.0, "shorter": -0.2, "much shorter": -0.6, "longer": 0.2}
 """What a standard deviation of age does to the log of the mean follow-up."""
 
 
-def made_up(shape: float, slope: float, base: float, n: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
-    """Terms (n, 2), times and events; ``base`` is the log hazard at the horizon of age 60 between the arms."""
-    terms = np.column_stack([rng.normal(60, 12, n).clip(20, 90), rng.integers(0, 2, n)])
+SHARES, SHIFTS = (0.5, 0.3, 0.2), np.array([0.0, 3.0, -3.0])
+"""Of the strata: the parts of the records, and how many years older they are."""
+
+HAZARDS, SHAPES = np.array([0.0, 0.6, -0.5]), np.array([1.0, 1.3, 0.8])
+"""What is added to the log hazard, and what the shape is multiplied by."""
+
+LATE, LATEST = 0.5, 3.0
+"""Share of the records that enter late, evenly within so many years."""
+
+
+class MadeUp(NamedTuple):
+    """Records: terms (n, 2), times and events; entries and strata where there are any."""
+
+    terms: Floats
+    times: Floats
+    event: Floats
+    entry: Floats | None
+    stratum: Floats | None
+
+
+class Setting(NamedTuple):
+    """How records are made up.
+
+    Attributes:
+        shape: of the hazard.
+        slope: what a standard deviation of age, and the second arm, do to the log of the mean follow-up.
+        apart: whether there are strata.
+        late: whether some enter late; of those whose time ends before nobody knows.
+    """
+
+    shape: float
+    slope: float
+    apart: bool = False
+    late: bool = False
+
+
+def made_up(setting: Setting, base: float, n: int, rng: np.random.Generator) -> MadeUp:
+    """``base`` is the log hazard at the horizon of age 60 between the arms."""
+    drawn = 2 * n if setting.late else n
+    stratum = rng.choice(len(SHARES), drawn, p=SHARES) if setting.apart else np.zeros(drawn, dtype=np.intp)
+    terms = np.column_stack([(rng.normal(60, 12, drawn) + SHIFTS[stratum]).clip(20, 90), rng.integers(0, 2, drawn)])
     centred = terms - [60.0, 0.5]
-    left = 5.0 * rng.exponential(size=n) * np.exp(slope * centred[:, 0] / 12 + slope * centred[:, 1])
-    died = YEARS * (rng.exponential(size=n) / np.exp(base + centred @ TRUTH)) ** (1.0 / shape)
-    event = (died <= left) & (died < YEARS)
-    return terms, np.minimum(np.minimum(died, left), YEARS), event.astype(np.float64)
+    left = 5.0 * rng.exponential(size=drawn) * np.exp(setting.slope * centred[:, 0] / 12 + setting.slope * centred[:, 1])
+    hazard = np.exp(base + HAZARDS[stratum] + centred @ TRUTH)
+    died = YEARS * (rng.exponential(size=drawn) / hazard) ** (1.0 / (setting.shape * SHAPES[stratum]))
+    event = ((died <= left) & (died < YEARS)).astype(np.float64)
+    times = np.minimum(np.minimum(died, left), YEARS)
+    if not setting.late:
+        return MadeUp(terms, times, event, None, stratum.astype(np.float64) if setting.apart else None)
+    entry = np.where(rng.random(drawn) < LATE, rng.uniform(0.0, LATEST, drawn), 0.0)
+    seen = np.flatnonzero(times > entry)[:n]
+    return MadeUp(
+        terms[seen], times[seen], event[seen], entry[seen], stratum[seen].astype(np.float64) if setting.apart else None
+    )
 
 
-def base_of(shape: float, slope: float) -> float:
+def base_of(setting: Setting) -> float:
     """The log hazard at which :data:`EVENTS` of the records have the event."""
     low, high = -8.0, 6.0
     for _ in range(30):
         middle = (low + high) / 2.0
-        few = made_up(shape, slope, middle, 100_000, np.random.default_rng(1))[2].mean() < EVENTS
+        few = made_up(setting, middle, 100_000, np.random.default_rng(1)).event.mean() < EVENTS
         low, high = (middle, high) if few else (low, middle)
     return low
 
@@ -114,33 +169,50 @@ def base_of(shape: float, slope: float) -> float:
 def follow_up_rows(runs: int, seed: int) -> Iterator[str]:
     """Each with random numbers of its own."""
     for place, (shape, name, epsilon) in enumerate(product((0.6, 1.0, 1.8), FOLLOW_UP, (3.0, 8.0))):
-        yield follow_up_row(shape, name, epsilon, runs, np.random.default_rng((seed, place)))
+        cells = follow_up_row(Setting(shape, FOLLOW_UP[name]), epsilon, runs, np.random.default_rng((seed, place)))
+        yield f"| {shape:g} | {name} | {epsilon:g} | {cells} |"
 
 
-def follow_up_row(shape: float, name: str, epsilon: float, runs: int, rng: np.random.Generator) -> str:
+def apart_rows(runs: int, seed: int) -> Iterator[str]:
+    """The same with strata, late entry, and both."""
+    kinds = {"strata": (True, False), "late entry": (False, True), "both": (True, True)}
+    for place, (kind, name, epsilon) in enumerate(product(kinds, ("none", "shorter"), (3.0, 8.0))):
+        setting = Setting(1.2, FOLLOW_UP[name], *kinds[kind])
+        cells = follow_up_row(setting, epsilon, runs, np.random.default_rng((seed, place)))
+        yield f"| {kind} | {name} | {epsilon:g} | {cells} |"
+
+
+def follow_up_row(setting: Setting, epsilon: float, runs: int, rng: np.random.Generator) -> str:
     """Coverage and told of both terms, bias of each in units of its standard error, and lifelines' of the same records."""
-    columns = (NumberColumn(name="age", low=20, high=90), NumberColumn(name="arm", low=0, high=1))
-    time, end = NumberColumn(name="time", low=0, high=YEARS), CategoryColumn(name="end", categories=("no", "yes"))
-    schema = DatasetSchema(columns=(*columns, time, end), max_records=2 * RECORDS)
-    asked = {"family": "cox", "outcome": "time", "event": "end", "censored": ["no"], "over": ["age", "arm"]}
-    study, base = study_of("regression", schema, RECORDS, epsilon, parameters=asked), base_of(shape, FOLLOW_UP[name])
+    numbers = [NumberColumn(name="age", low=20, high=90), NumberColumn(name="arm", low=0, high=1)]
+    numbers += [NumberColumn(name=name, low=0, high=YEARS) for name in ("time", "entry")[: 1 + setting.late]]
+    levels = [CategoryColumn(name="end", categories=("no", "yes")), CategoryColumn(name="centre", categories=("a", "b", "c"))]
+    schema = DatasetSchema(columns=(*numbers, *levels[: 1 + setting.apart]), max_records=2 * RECORDS)
+    asked: dict[str, Any] = {"family": "cox", "outcome": "time", "event": "end", "censored": ["no"], "over": ["age", "arm"]}
+    asked |= {"entry": "entry"} if setting.late else {}
+    asked |= {"strata": "centre"} if setting.apart else {}
+    study, base = study_of("regression", schema, RECORDS, epsilon, parameters=asked), base_of(setting)
     off, errors, plain, covers = [], [], [], []
     for _ in range(runs):
-        terms, times, event = made_up(shape, FOLLOW_UP[name], base, RECORDS, rng)
-        scaled = [(terms[:, 0] - 20) / 35 - 1, terms[:, 1] * 2 - 1, times / (YEARS / 2) - 1, event == 0.0, event]
-        records = complete_records(np.column_stack(scaled))
+        made = made_up(setting, base, RECORDS, rng)
+        scaled = [(made.terms[:, 0] - 20) / 35 - 1, made.terms[:, 1] * 2 - 1, made.times / (YEARS / 2) - 1]
+        scaled += [] if made.entry is None else [made.entry / (YEARS / 2) - 1]
+        scaled += [made.event == 0.0, made.event]
+        scaled += [] if made.stratum is None else [made.stratum == place for place in range(len(SHARES))]
+        records = complete_records(np.column_stack(scaled).astype(np.float64))
         figures = [row["log"] for row in METHODS["regression"].run(Sums(study, records, rng)).summary["coefficients"]]
-        plain.append(lifelines_fit(terms, times, event)[0] - TRUTH)
+        plain.append(lifelines_fit(*made)[0] - TRUTH)
         if all("value" in each for each in figures):
             off.append([each["value"] - value for each, value in zip(figures, TRUTH, strict=True)])
             errors.append([math.hypot(each["noise_error"], each["sampling_error"]) for each in figures])
             ends = zip(map(ends_of, figures), TRUTH, strict=True)
             covers.append([low <= value <= high for (low, high), value in ends])
+    if not off:
+        return "– | – | 0% | – | – | – | –"
     error, covered = np.mean(errors, axis=0), np.mean(covers, axis=0)
     bias, exact = np.mean(off, axis=0) / error, np.mean(plain, axis=0) / error
     cells = [*(f"{each:.3f}" for each in covered), f"{len(off) / runs:.0%}", *(f"{each:+.2f}" for each in bias)]
-    cells += [f"{each:+.2f}" for each in exact]
-    return f"| {shape:g} | {name} | {epsilon:g} | {' | '.join(cells)} |"
+    return " | ".join([*cells, *(f"{each:+.2f}" for each in exact)])
 
 
 RARE, RATIOS, HAZARD = 0.05, (0.3, 0.4, 0.5), -1.2
@@ -182,16 +254,17 @@ def main() -> None:
     """Print the table."""
     parser = run_options("cox", __doc__, 200)
     parser.add_argument("--follow-up", action="store_true", help="made-up records whose follow-up depends on the terms")
+    parser.add_argument("--apart", action="store_true", help="the same with strata, late entry, and both")
     parser.add_argument("--rare", action="store_true", help="made-up records of which a twentieth has a level")
     options = parser.parse_args()
     if options.rare:
         heads = ["term", "epsilon", "records", "told", "covered", "lies above", "lies below", "open"]
         print_table(heads, rare_rows(options.runs, np.random.default_rng(options.seed)))
         return
-    if options.follow_up:
-        heads = ["shape", "follow-up of older records", "epsilon", "covered: age", "arm", "told", "bias: age", "arm"]
-        heads += ["lifelines' bias: age", "arm"]
-        print_table(heads, follow_up_rows(options.runs, options.seed), 2)
+    if options.follow_up or options.apart:
+        heads = ["covered: age", "arm", "told", "bias: age", "arm", "lifelines' bias: age", "arm"]
+        first, rows_of = ("with", apart_rows) if options.apart else ("shape", follow_up_rows)
+        print_table([first, "follow-up of older records", "epsilon", *heads], rows_of(options.runs, options.seed), 2)
         return
     heads = ["data", "epsilon", "records", "covered", "told", "error", "without noise"]
     print_table(heads, (row for name in HORIZON for row in rows(name, options.runs, np.random.default_rng(options.seed))))

@@ -19,6 +19,7 @@ from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.survival import SurvivalCounts, SurvivalCurve
+from veilsum_privacy.tasks.queries.language import FINE_STEPS
 
 SIGMA = 4.05
 SHIFT = 0.7
@@ -70,9 +71,9 @@ def means(runs: int, rng: np.random.Generator) -> Iterator[str]:
 
 
 def quantile_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
-    """Medians and ninth deciles of 128 intervals."""
-    edges, column = np.linspace(-1, 1, 129), quantiles.toeplitz_column(128, 64)
-    places = np.subtract.outer(np.arange(128), np.arange(128))
+    """Medians and ninth deciles of the intervals that there are by default."""
+    edges, column = np.linspace(-1, 1, FINE_STEPS + 1), quantiles.toeplitz_column(FINE_STEPS, 64)
+    places = np.subtract.outer(np.arange(FINE_STEPS), np.arange(FINE_STEPS))
     matrix = np.where(places >= 0, column[np.maximum(places, 0)], 0)
     std = SIGMA * math.sqrt(float((column**2).sum()))
     for name, draw in list(shapes(rng).items())[:2]:
@@ -81,7 +82,7 @@ def quantile_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
             for q in (0.5, 0.9):
                 found = []
                 for _ in range(runs):
-                    sums = matrix @ np.histogram(draw(n), edges)[0] + rng.normal(size=128) * std
+                    sums = matrix @ np.histogram(draw(n), edges)[0] + rng.normal(size=FINE_STEPS) * std
                     found += quantiles.quantiles(sums, column, std, edges.tolist(), [q])
                 yield line(f"quantile {q:g}, {name}", n, found, float(np.quantile(whole, q)), runs)
 
@@ -166,7 +167,7 @@ def error_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
         errors = []
         for _ in range(runs):
             x = shapes(rng)["normal"](n)
-            sums = matrix @ np.histogram(x, bounds)[0] + rng.normal(size=128) * std
+            sums = matrix @ np.histogram(x, bounds)[0] + rng.normal(size=FINE_STEPS) * std
             (median,) = quantiles.quantiles(sums, column, std, bounds.tolist(), [0.5])
             if isinstance(median, Figure):
                 errors.append((median.value - 0.2, float(np.median(x)) - 0.2))

@@ -341,6 +341,17 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("strata", "pieces"), [(1, 5), (2, 2), (3, 2), (12, 2)])
+def test_strata_share_the_pieces_of_time(strata: int, pieces: int) -> None:
+    """The noise of the score grows with the root of all of them; two tell a shape."""
+    died = np.linspace(2.0, 6.0, 40)
+    table = LifeTable(died, np.full(40, 5.0), 400.0, np.linspace(0, 1, 41), 1.0)
+    found = first_baseline(table, float(died.sum()) / 16.0, strata)  # as few events as a period takes
+    assert (found.periods, len(found.offset)) == (1, pieces)
+    assert found.basis.shape[1] == 2  # a hazard and a shape
+    assert len(first_baseline(table, 0.0, strata).offset) == MOST_PERIODS
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("std", [0.0, 1.0, 5.0, 40.0])

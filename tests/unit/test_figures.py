@@ -240,6 +240,24 @@ def test_quantiles_cover(q: float, records: int) -> None:
     assert open_ended.low == -math.inf
 
 
+def test_noise_far_from_a_quantile_leaves_its_interval_short() -> None:
+    """Of a skewed column, a fifth of it 0: by sums as they are a far edge whose noise reaches back to the quantile counts, and
+    the median interval of the upper quartile is 5.2 long; by sums that never fall it is shorter, and covers."""
+    rng, bins = np.random.default_rng(8), 256
+    edges, column = np.linspace(0, 60, bins + 1), quantiles.toeplitz_column(bins, 115)
+    lower = sum(np.diag(np.full(bins - k, column[k]), -k) for k in range(bins))
+    std = 4.335 * math.sqrt(float(column @ column))  # of four sites at epsilon 1
+    truth, found = 5.0 * math.log(0.8 / 0.25), list[Figure]()
+    for _ in range(400):
+        x = np.where(rng.random(300) < 0.2, 0.0, rng.exponential(5.0, 300)).clip(0, 60)
+        sums = lower @ np.histogram(x, edges)[0] + std * rng.normal(size=bins)
+        found += [each for each in quantiles.quantiles(sums, column, std, edges.tolist(), [0.75]) if isinstance(each, Figure)]
+    assert len(found) == 400
+    covered = np.mean([each.low <= truth <= each.high for each in found])
+    assert covered >= 0.93
+    assert np.median([min(each.high, 60.0) - max(each.low, 0.0) for each in found]) < 4.95
+
+
 def test_isotonic_is_the_nearest_rising_sequence() -> None:
     from scipy.optimize import isotonic_regression
 

@@ -17,11 +17,15 @@ from veilsum.exports import export_result
 from veilsum.plan import plan_study
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.results.result import result_files
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.base import Records, RowTask
+from veilsum_privacy.tasks.queries.kinds.tables import CountTable
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.tables import questions_of
 
 pytestmark = pytest.mark.usefixtures("few_rehearsals")
 
@@ -168,8 +172,8 @@ def test_a_fourfold_table_tells_ratios_alone_and_by_strata() -> None:
     assert {row["p_value"] for row in hidden} == {None}
 
 
-def test_the_table_of_all_strata_together_is_released_as_well() -> None:
-    """Where an event has two levels: what strata have in common has less noise by it, and cells agree with both."""
+def test_contrasts_of_all_strata_together_are_released_as_well() -> None:
+    """Where an event has two levels: what strata have in common has less noise by it."""
     records, data = records_of(3000)
     asked = {"kind": "independence", "name": "deaths", "over": ["arm", "end"], "by": ["age_group"]}
     derive = {**DERIVE, "third": {"of": "stay", "edges": [5, 10]}}
@@ -188,6 +192,44 @@ def test_the_table_of_all_strata_together_is_released_as_well() -> None:
     assert (
         pooled["noise_error"] / pooled["value"] < 0.9 * math.hypot(*noise) / 2
     )  # what independent strata of a size would have
+
+
+@pytest.mark.parametrize("missing", ["drop", "level"])
+@pytest.mark.parametrize("exposure", ["arm", "third"])
+def test_contrasts_are_those_of_the_sum_of_all_strata(exposure: str, missing: str) -> None:
+    """Record by record, with a stratum, an exposure or an end that is missing; a row is no longer than is declared."""
+    records, _ = records_of(400)
+    rng = np.random.default_rng(1)
+    gaps = rng.random((400, 8)) > 0.1
+    gaps[:, 3::2] = gaps[:, 2::2]  # both levels of a category are there, or neither
+    records = Records(np.where(gaps, records.features, 0.0), records.present & gaps, None)
+    asked = {"kind": "independence", "name": "q", "over": [exposure, "end"], "by": ["age_group"], "missing": missing}
+    study = compiled(1.0, query=(asked,), derive={**DERIVE, "third": {"of": "stay", "edges": [5, 10]}})
+    task = AgreedStudy(study).tasks[0].task
+    assert isinstance(task, RowTask)
+    rows = np.vstack([batch.astype(np.float64) for batch in task_rows(task, records, {})])
+    (question,) = questions_of(task)
+    assert (rows**2).sum(axis=1).max() == question.norm()
+    sizes = [block.size for block in question.blocks()]
+    table, contrasts = (
+        part.reshape(-1, *block.shape) / block.weight
+        for part, block in zip(np.split(rows, np.cumsum(sizes)[:-1], axis=1), question.blocks(), strict=True)
+    )
+    whole = table.sum(axis=1)
+    assert 200 < whole.sum() <= 400
+    np.testing.assert_allclose(contrasts, whole - whole.mean(axis=1, keepdims=True), rtol=0, atol=1e-12)
+
+
+def test_nothing_in_common_is_asked_of_one_exposure() -> None:
+    asked = {"kind": "independence", "name": "q", "over": ["all", "end"], "by": ["sex"]}
+    derive = {"all": {"of": "stay", "edges": [60]}}  # an interval without another
+    (stated,) = compiled(1.0, query=(asked,), derive=derive).tasks[0].parameters["queries"]
+    assert "pooled" not in stated
+    columns = Columns(SCHEMA, [DerivedColumn(name="all", of="stay", edges=(60.0,))])
+    with pytest.raises(HostileInput, match="nothing is compared"):
+        CountTable(Query.model_validate({**stated, "pooled": True}), columns)
+    with pytest.raises(HostileInput, match="nothing is compared"):
+        CountTable(Query(name="q", kind="count", over=("sex",), by=("end",), pooled=True), columns)
 
 
 def test_a_condition_takes_part_in_the_answer() -> None:

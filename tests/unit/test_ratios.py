@@ -14,6 +14,12 @@ from statsmodels.stats.proportion import confint_proportions_2indep
 
 from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
 from veilsum_aggregation.ratios import (
+    _AD,
+    _BC,
+    _EXPOSED,
+    _SIZES,
+    StrataNoise,
+    _Pooled,
     consistent,
     no_association,
     odds_ratio,
@@ -23,7 +29,7 @@ from veilsum_aggregation.ratios import (
     risk_difference,
     risk_ratio,
 )
-from veilsum_privacy.tasks.queries.kinds.tables import POOLED
+from veilsum_privacy.tasks.queries.kinds.tables import CONTRASTS
 
 Floats = NDArray[np.float64]
 
@@ -76,9 +82,9 @@ def test_no_difference_in_common_is_certain_of_a_few_records(strata: list[list[l
     """Where no group has both ends, Sato's variance is 0, and an interval without length would say that the risks are known;
     each stratum's own, by Newcombe's, has one."""
     tables = np.array(strata, dtype=float)
-    assert isinstance(pooled_risk_difference(tables, 0.0), NotEstimable)
+    assert isinstance(pooled_risk_difference(tables, StrataNoise(0.0)), NotEstimable)
     assert all(figure(risk_difference(table, 0.0)).half_width > 0.05 for table in tables)
-    assert isinstance(pooled_risk_difference(np.array([*strata, [[3, 4], [2, 5]]], dtype=float), 0.0), Figure)
+    assert isinstance(pooled_risk_difference(np.array([*strata, [[3, 4], [2, 5]]], dtype=float), StrataNoise(0.0)), Figure)
 
 
 def test_with_noise_a_difference_of_risks_is_rejected_as_often_as_stated() -> None:
@@ -95,10 +101,10 @@ def test_with_noise_a_difference_of_risks_is_rejected_as_often_as_stated() -> No
 @pytest.mark.parametrize("strata", STRATA)
 def test_strata_without_noise_are_statsmodels(strata: list[list[list[int]]]) -> None:
     array, oracle = np.array(strata, dtype=float), StratifiedTable([np.array(table) for table in strata if np.sum(table)])
-    odds, risk = figure(pooled_odds_ratio(array, 0.0)), figure(pooled_risk_ratio(array, 0.0))
+    odds, risk = figure(pooled_odds_ratio(array, StrataNoise(0.0))), figure(pooled_risk_ratio(array, StrataNoise(0.0)))
     assert (odds.value, odds.low, odds.high) == pytest.approx((oracle.oddsratio_pooled, *oracle.oddsratio_pooled_confint()))
     assert risk.value == pytest.approx(oracle.riskratio_pooled)
-    test, expected = no_association(array, 0.0), oracle.test_null_odds(correction=False)
+    test, expected = no_association(array, StrataNoise(0.0)), oracle.test_null_odds(correction=False)
     assert isinstance(test, Test)
     assert (test.statistic, test.p_value) == pytest.approx((expected.statistic, expected.pvalue))
 
@@ -109,11 +115,11 @@ def test_one_stratum_is_its_table() -> None:
     for table in (np.array(item, dtype=float) for item in TABLES):
         for pooled, one in ((pooled_odds_ratio, odds_ratio), (pooled_risk_ratio, risk_ratio)):
             for std in (0.0, 1e-3):
-                whole, part = figure(pooled(table[np.newaxis], std)), figure(one(table, std))
+                whole, part = figure(pooled(table[np.newaxis], StrataNoise(std))), figure(one(table, std))
                 assert (whole.value, whole.low, whole.high) == pytest.approx((part.value, part.low, part.high), rel=1e-5)
                 assert whole.noise_error == pytest.approx(part.noise_error, rel=1e-4)
         (a, b), (c, d) = table
-        apart = figure(pooled_risk_difference(table[np.newaxis], 0.0))
+        apart = figure(pooled_risk_difference(table[np.newaxis], StrataNoise(0.0)))
         assert apart.value == pytest.approx(a / (a + b) - c / (c + d))
         assert apart.sampling_error**2 == pytest.approx(a * b / (a + b) ** 3 + c * d / (c + d) ** 3, rel=1e-9)
 
@@ -128,7 +134,7 @@ def test_the_variance_of_a_pooled_risk_difference_is_satos() -> None:
         for (a, b), (c, d) in strata
     )
     q = sum((a * d + c * b) / (2 * (a + b + c + d)) for (a, b), (c, d) in strata)
-    found = figure(pooled_risk_difference(strata, 0.0))
+    found = figure(pooled_risk_difference(strata, StrataNoise(0.0)))
     assert found.value == pytest.approx(top / bottom)
     assert found.sampling_error**2 == pytest.approx((top / bottom * p + q) / bottom**2)
 
@@ -157,10 +163,10 @@ EVERY: list[Callable[[Floats, float], object]] = [
     odds_ratio,
     risk_ratio,
     risk_difference,
-    lambda table, std: pooled_odds_ratio(np.stack([table, table * 0.0]), std),
-    lambda table, std: pooled_risk_ratio(np.stack([table, table[::-1]]), std),
-    lambda table, std: pooled_risk_difference(np.stack([table, table[::-1]]), std),
-    lambda table, std: no_association(np.stack([table, table[::-1]]), std),
+    lambda table, std: pooled_odds_ratio(np.stack([table, table * 0.0]), StrataNoise(std)),
+    lambda table, std: pooled_risk_ratio(np.stack([table, table[::-1]]), StrataNoise(std)),
+    lambda table, std: pooled_risk_difference(np.stack([table, table[::-1]]), StrataNoise(std)),
+    lambda table, std: no_association(np.stack([table, table[::-1]]), StrataNoise(std)),
 ]
 
 
@@ -211,29 +217,47 @@ def test_intervals_cover_what_noise_and_sampling_do_together(risk: float, odds: 
 
 
 @pytest.mark.parametrize("strata", [1, 2, 5])
-def test_strata_and_their_sum_are_the_least_squares_estimate(strata: int) -> None:
-    """Against the normal equations of all released values."""
-    rng = np.random.default_rng(strata)
-    tables, totals, std, totals_std = rng.normal(100, 20, (strata, 2, 2)), rng.normal(100.0 * strata, 20, (2, 2)), 3.0, 4.0
-    found, own, correlation = consistent(tables, totals, std, totals_std)
-    design = np.vstack([np.eye(strata) / std, np.ones((1, strata)) / totals_std])
-    for cell in np.ndindex(2, 2):
-        seen = np.array([*tables[(slice(None), *cell)] / std, totals[cell] / totals_std])
-        assert found[(slice(None), *cell)] == pytest.approx(np.linalg.lstsq(design, seen, rcond=None)[0])
-    expected = np.linalg.inv(design.T @ design)
-    assert own**2 * ((1 - correlation) * np.eye(strata) + correlation) == pytest.approx(expected)
-    assert np.array_equal(consistent(tables, tables.sum(axis=0), 0.0, 0.0)[0], tables)
+@pytest.mark.parametrize("levels", [2, 3, 5])
+def test_strata_and_contrasts_of_their_sum_are_the_least_squares_estimate(strata: int, levels: int) -> None:
+    """Against the normal equations of all released values, and the noise of any two levels against its covariance."""
+    rng, std, contrasts_std = np.random.default_rng(strata), 3.0, 4.0
+    tables, contrasts = rng.normal(100, 20, (strata, levels, 2)), rng.normal(0.0, 20, (levels, 2))
+    found, noise = consistent(tables, contrasts, std, contrasts_std)
+    contrast = np.kron(np.eye(levels) - 1.0 / levels, np.eye(2))
+    design = np.vstack([np.eye(strata * levels * 2) / std, np.tile(contrast, strata) / contrasts_std])
+    seen = np.concatenate([tables.ravel() / std, contrasts.ravel() / contrasts_std])
+    assert found.ravel() == pytest.approx(np.linalg.lstsq(design, seen, rcond=None)[0])
+    places = np.array([k * levels * 2 + cell for k in range(strata) for cell in (2, 3, 0, 1)])  # the second level, the first
+    covariance = np.linalg.inv(design.T @ design)[np.ix_(places, places)]
+    gradient = rng.normal(size=(strata, 4))
+    assert noise.variance(gradient) == pytest.approx(gradient.ravel() @ covariance @ gradient.ravel())
+    same, none = consistent(tables, contrasts, 0.0, 0.0)
+    assert np.array_equal(same, tables)
+    assert none.variance(gradient) == 0.0
+
+
+@pytest.mark.parametrize("levels", [2, 3])
+def test_what_noise_adds_to_products_is_taken_off(levels: int) -> None:
+    """The mean over draws of noise with the covariance that :func:`consistent` leaves, of which a fourth order is small."""
+    tables = np.array([[[6.0, 50.0], [9.0, 70.0]], [[12.0, 33.0], [4.0, 28.0]]])
+    rng, noise = np.random.default_rng(levels), StrataNoise(2.0, 0.2, levels)
+    root = np.linalg.cholesky(4.0 * (np.eye(8) - np.kron(np.ones((2, 2)), noise.explained)))
+    drawn = tables.reshape(1, 8) + rng.normal(size=(5000, 8)) @ root.T
+    for form in (_AD, _BC, _SIZES, _EXPOSED):
+        found = np.array([_Pooled(form, cells.reshape(2, 4), noise).value for cells in drawn])
+        exact = _Pooled(form, tables.reshape(2, 4), StrataNoise(0.0)).value
+        assert abs(found.mean() - exact) < 6.0 * found.std() / math.sqrt(5000)
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "pooled", [pytest.param(False, marks=pytest.mark.system), True], ids=["strata alone", "and their sum"]
+    "pooled", [pytest.param(False, marks=pytest.mark.system), True], ids=["strata alone", "and contrasts of their sum"]
 )
 @pytest.mark.parametrize("odds", [1.0, pytest.param(2.5, marks=pytest.mark.system)])
 def test_pooled_intervals_cover_where_strata_confound(odds: float, pooled: bool) -> None:
     """Six strata with risks of 5 to 50% and unequal groups; of risks only what they have in common has a truth: at odds 1.
 
-    With the sum of all strata released too, from a third of the budget, they are hardly wider than without noise.
+    With the contrasts of all strata released too, for a quarter of the budget, they are hardly wider than without noise.
     """
     rng = np.random.default_rng(int(odds * 10) + pooled)
     risks, ones, others = np.array([0.05, 0.1, 0.2, 0.3, 0.4, 0.5]), np.array([60, 90, 130, 180, 220, 150]), np.full(6, 140)
@@ -241,19 +265,19 @@ def test_pooled_intervals_cover_where_strata_confound(odds: float, pooled: bool)
     truths = {pooled_odds_ratio: odds}
     if odds == 1.0:
         truths |= {pooled_risk_ratio: 1.0, pooled_risk_difference: 0.0}
-    std = SIGMA * math.sqrt(1.0 + POOLED**2 * pooled)
+    std = SIGMA * math.sqrt(1.0 + CONTRASTS * pooled)
     hits, logs, widths, significant = dict.fromkeys(truths, 0), list[float](), list[float](), 0
     for _ in range(RUNS):
         a, c = rng.binomial(ones, exposed), rng.binomial(others, risks)
         exact = np.stack([np.stack([a, ones - a], 1), np.stack([c, others - c], 1)], 1).astype(float)
-        released: tuple[Floats, float, float] = exact + rng.normal(0.0, std, (6, 2, 2)), std, 0.0
+        released: tuple[Floats, StrataNoise] = exact + rng.normal(0.0, std, (6, 2, 2)), StrataNoise(std)
         if pooled:
-            totals = exact.sum(axis=0) + rng.normal(0.0, std / POOLED, (2, 2))
-            released = consistent(released[0], totals, std, std / POOLED)
+            own, whole = std / math.sqrt(2.0 * CONTRASTS), exact.sum(axis=0)
+            released = consistent(released[0], whole - whole.mean(axis=0) + rng.normal(0.0, own, (2, 2)), std, own)
         for each, truth in truths.items():
             found = figure(each(*released))
             hits[each] += found.low <= truth <= found.high
-        told, plain = figure(pooled_odds_ratio(*released)), figure(pooled_odds_ratio(exact, 0.0))
+        told, plain = figure(pooled_odds_ratio(*released)), figure(pooled_odds_ratio(exact, StrataNoise(0.0)))
         logs.append(math.log(told.value))
         widths.append(math.log(told.high / told.low) / math.log(plain.high / plain.low))
         test = no_association(*released)

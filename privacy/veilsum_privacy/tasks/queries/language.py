@@ -49,7 +49,7 @@ WORD_SCALE, EXACT_SCALE = 2**16, 2**48
 
 MAX_OVER = 256
 
-FINE_STEPS = 128
+FINE_STEPS = 256
 """Intervals of a number for which nobody stated any, where noise grows with the logarithm of how many they are."""
 
 PROBES = 64

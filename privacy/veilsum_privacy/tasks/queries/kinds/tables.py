@@ -1,8 +1,9 @@
 """Counts, histograms and independence: a table of which a record adds one cell."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,12 +17,15 @@ from veilsum_privacy.tasks.queries.base import Axis, CellKind, ReleasedPart, cod
 from veilsum_privacy.tasks.queries.cells import Cells, RecordCells
 from veilsum_privacy.tasks.queries.language import Columns, Query, default_edges
 
+if TYPE_CHECKING:
+    from veilsum_aggregation.ratios import StrataNoise
+
 STEPS = 32
 """Intervals of a histogram for which nobody stated any."""
 
-POOLED = 0.7
-"""What a record adds to the table of all groups together, as a share of what it adds to its group's. Cells of two to six
-groups have 6 to 14% more noise by it, and intervals of what the groups have in common are 4 to 10% shorter (decision 88)."""
+CONTRASTS = 0.4
+"""What a record adds to contrasts of the table of all groups together, as a share of the squared norm of what it adds to its
+group's. Cells have 18% more noise by it, and intervals of what groups have in common are 6 to 16% shorter (decision 88)."""
 
 
 class CountTable(CellKind):
@@ -34,7 +38,8 @@ class CountTable(CellKind):
         if query.kind == "histogram":
             return default_edges(query, columns, STEPS)
         if query.kind == "independence" and query.by and len(query.over) == 2:
-            return {"pooled": len(columns.levels(query.over[1], f"query {query.name!r}")) == 2}
+            exposures, ends = (len(columns.levels(name, f"query {query.name!r}")) for name in query.over)
+            return {"pooled": exposures > 1 and ends == 2}
         return {}
 
     def prepare(self, query: Query, columns: Columns) -> None:
@@ -44,23 +49,30 @@ class CountTable(CellKind):
             self.axes = tuple(self._level_axis(name) for name in query.over)
             if query.kind == "independence" and len(self.axes) != 2:
                 raise HostileInput(f"{self.what}: independence is of two columns with categories.")
+        if query.pooled and (len(self.axes) != 2 or len(self.axes[0].levels) < 2):
+            raise HostileInput(f"{self.what}: nothing is compared that groups could have in common.", "Leave `pooled` out.")
 
     def blocks(self) -> tuple[Block, ...]:
         shape = tuple(len(axis.levels) for axis in (*self.groups, *self.axes))
         table = self._block("table", *(shape or (1,)))
         if not self.query.pooled:
             return (table,)
-        return table, self._block("pooled", *shape[len(self.groups) :], weight=self._pooled_scale)
+        return table, self._block("pooled", *shape[len(self.groups) :], weight=self._step * shape[-2])
 
     @property
-    def _pooled_scale(self) -> int:
-        return round(POOLED * self.scale)
+    def _step(self) -> int:
+        """What a record takes from every exposure's contrast; to its own it adds that as often as there are exposures."""
+        exposures = len(self.axes[0].levels)
+        return max(1, round(self.scale * math.sqrt(CONTRASTS / (exposures * (exposures - 1)))))
 
     def figures(self) -> int:
         return self.blocks()[0].size
 
     def norm(self) -> int:
-        return super().norm() + (self._pooled_scale**2 if self.query.pooled else 0)
+        if not self.query.pooled:
+            return super().norm()
+        exposures = len(self.axes[0].levels)
+        return super().norm() + exposures * (exposures - 1) * self._step**2
 
     def cell(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         return codes_within(group, self.axes, cells)
@@ -68,26 +80,34 @@ class CountTable(CellKind):
     def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         table, *pooled = self.blocks()
         own = placed(self.scale, self.cell(cells, group), table.size)
-        whole = self.cell(cells, where(group < 0, -1, 0)) if pooled else None
-        return joined(own, *(placed(self._pooled_scale, whole, block.size) for block in pooled))
+        if not pooled:
+            return own
+        exposure, event = self.axes
+        apart = where(self.cell(cells, group) < 0, -1, 0)
+        ended = placed(self._step, codes_within(apart, (event,), cells), len(event.levels))
+        exposures = len(exposure.levels)
+        contrast = placed(self._step * exposures, codes_within(apart, self.axes, cells), pooled[0].size)
+        return joined(own, contrast - joined(*[ended] * exposures))
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def _tables(self, part: ReleasedPart) -> tuple[Floats, float, float]:
-        """Each group's table, (group, ...), the noise in each cell, and its correlation between two groups."""
-        table, std = part.block("table"), part.std("table")
-        table = table.reshape(self.group_count, *table.shape[len(self.groups) :])
-        if not self.query.pooled:
-            return table, std, 0.0
-        from veilsum_aggregation.ratios import consistent
+    def _tables(self, part: ReleasedPart) -> Floats:
+        """Each group's table, (group, ...)."""
+        table = part.block("table")
+        return table.reshape(self.group_count, *table.shape[len(self.groups) :])
 
-        return consistent(table, part.block("pooled"), std, part.std("pooled"))
+    def _strata(self, part: ReleasedPart) -> "tuple[Floats, StrataNoise]":
+        """The same with what the contrasts of all tell of them, (group, exposure, event), and its noise."""
+        from veilsum_aggregation.ratios import StrataNoise, consistent
+
+        squares, std = self._tables(part), part.std("table")
+        if not self.query.pooled:
+            return squares, StrataNoise(std)
+        return consistent(squares, part.block("pooled"), std, part.std("pooled"))
 
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
-        table, std, _ = self._tables(part)
-        flat = table.reshape(self.group_count, -1)
-        cells = levels_of(self.axes)
-        for group, counts in zip(self.group_levels(), flat, strict=True):
+        std, cells = part.std("table"), levels_of(self.axes)
+        for group, counts in zip(self.group_levels(), self._tables(part).reshape(self.group_count, -1), strict=True):
             parts: list[Answer] = tables.shares(counts, std) if len(cells) > 1 else []
             for place, (cell, value) in enumerate(zip(cells, counts, strict=True)):
                 row: Row = {**group, **cell, "count": part.cell(value, tables.count(float(value), std))}
@@ -98,9 +118,8 @@ class CountTable(CellKind):
     def tests(self, part: ReleasedPart) -> Iterator[Row]:
         query = self.query
         if query.kind == "independence":
-            squares, std, _ = self._tables(part)
-            for group, square in zip(self.group_levels(), squares, strict=True):
-                yield self._independence(" and ".join(query.over), square, std, group)
+            for group, square in zip(self.group_levels(), self._tables(part), strict=True):
+                yield self._independence(" and ".join(query.over), square, part.std("table"), group)
             yield from self._strata_tests(part)
         elif query.part_of and query.by and len(self.axes) == 1 and self.group_count > 1:
             axes = *self.groups, *self.axes
@@ -122,24 +141,22 @@ class CountTable(CellKind):
             return
         from veilsum_aggregation.ratios import POOLED_RATIOS, RATIOS
 
-        squares, std, correlation = self._tables(part)
+        (strata, noise), std = self._strata(part), part.std("table")
         for place in range(1, len(levels)):
-            strata = squares[:, [place, 0], :][:, :, [1, 0]]
+            own, common = (squares[:, [place, 0], :][:, :, [1, 0]] for squares in (self._tables(part), strata))
             about = {"of": f"{event.column}: {ends[1]}", "compared": f"{exposure.column}: {levels[place]} against {levels[0]}"}
             cells = [
                 f"{exposure.column} = {level} and {event.column} = {end}"
                 for level in (levels[place], levels[0])
                 for end in ends[::-1]
             ]
-            for group, table in zip(self.group_levels(), strata, strict=True):
+            for group, table in zip(self.group_levels(), own, strict=True):
                 found = {name: figure(table, std, cells) for name, figure in RATIOS.items()}
                 yield from self._told_ratios(part, group | about, found, float(table.min()))
-            if len(strata) > 1:
+            if len(common) > 1:
                 everywhere = dict.fromkeys((axis.key for axis in self.groups), "all strata")
-                found = {
-                    f"{name} (Mantel-Haenszel)": figure(strata, std, correlation) for name, figure in POOLED_RATIOS.items()
-                }
-                yield from self._told_ratios(part, everywhere | about, found, float(strata.sum()))
+                found = {f"{name} (Mantel-Haenszel)": figure(common, noise) for name, figure in POOLED_RATIOS.items()}
+                yield from self._told_ratios(part, everywhere | about, found, float(common.sum()))
 
     def _told_ratios(self, part: ReleasedPart, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
         for name, answer in found.items():
@@ -150,10 +167,10 @@ class CountTable(CellKind):
         exposure, event = self.axes
         if [len(axis.levels) - axis.missing for axis in (exposure, event)] == [2, 2] and self.group_count > 1:
             by = ", ".join(self.query.by)
-            squares, std, correlation = self._tables(part)
+            squares, noise = self._strata(part)
             from veilsum_aggregation.ratios import no_association
 
-            found = no_association(squares[:, 1::-1, 1::-1], std, correlation)
+            found = no_association(squares[:, 1::-1, 1::-1], noise)
             everywhere = dict.fromkeys((axis.key for axis in self.groups), "all strata")
             of = f"{' and '.join(self.query.over)} within {by}"
             yield test_row(
