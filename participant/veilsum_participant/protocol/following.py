@@ -81,15 +81,14 @@ class Following:
         Raises:
             HostileInput: it does not hold, is another attempt's than this site consented to, or was made of another broadcast.
         """
-        found = rules.follow(_parts(data))
-        assignment = found.assignment
+        assignment, values = rules.follow(_parts(data))
         with self._site.database.reading() as connection:
             paid = paid_attempt(connection, opened.digest, assignment.round)
         if paid not in (None, assignment.attempt):
             raise HostileInput("The release is of another attempt than this site consented to.")
         if assignment.broadcast != broadcast_digest(model.broadcast(assignment.label)):
             raise HostileInput("The release was made of a broadcast that does not follow from those before it.")
-        model.take(assignment.label, found.values, len(assignment.names))
+        model.take(assignment.label, values, len(assignment.names))
         self._keep(opened.digest, rules, model)
 
     def _keep(self, key: bytes, rules: ReleaseRules, model: Model) -> None:
