@@ -1,6 +1,7 @@
 """What the participants of a study fetch, serialised. Nothing here locks: who asks does (:mod:`.fetching`)."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
@@ -8,7 +9,7 @@ from veilsum_coordinator.service.table import StudyEntry
 from veilsum_coordinator.storage.messages import answers_object, box_message, fixed_object, receipt_message, roster_object
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.securesum.context import Pieces
+from veilsum_privacy.securesum.context import Pieces, parse_assignment
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
@@ -24,15 +25,38 @@ FROM_DATABASE = (pb.OBJECT_KIND_MIRRORED, pb.OBJECT_KIND_RELEASE)
 """What is read from the database when it is asked for, which may be slow or away; the rest is in memory."""
 
 
+class Released(NamedTuple):
+    """A released round, as members of a study that declares its steps fetch it.
+
+    Attributes:
+        number: of the round.
+        whole: the object.
+    """
+
+    number: int
+    whole: bytes
+
+    def unseen(self, name: str) -> bytes:
+        """What of it a member has not seen: who consented to the attempt keeps what it was shown of it, and what it gave."""
+        shown = pb.ReleaseObject.FromString(self.whole)
+        names = parse_assignment(shown.assignment).names
+        if name not in names:
+            return self.whole
+        for member in shown.members:
+            member.ClearField("words")
+        shown.members[names.index(name)].Clear()
+        return pb.ReleaseObject(members=shown.members, total=shown.total).SerializeToString()
+
+
 class Objects:
     """Serialises what participants fetch; what is the same for all members of a study, once.
 
     Attributes:
-        released: number and object of the last release, of studies whose members take the steps.
+        released: the last release, of studies whose members take the steps.
     """
 
     def __init__(self) -> None:
-        self.released: dict[bytes, tuple[int, bytes]] = {}
+        self.released: dict[bytes, Released] = {}
         self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # as last sent
         self._cut: dict[tuple[bytes, int], tuple[object, list[bytes]]] = {}  # the same in messages
 

@@ -18,6 +18,7 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
+from veilsum_participant.boundary import front as says
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import Weights, by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
@@ -35,9 +36,11 @@ from veilsum_participant.store.attempts import (
     find_attempt,
     finish_attempt,
 )
+from veilsum_participant.store.followed import keep_seen
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.studies import find_method
 from veilsum_participant.store.tables import promised
+from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger import Kind, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import (
     ReceiptPart,
@@ -255,6 +258,8 @@ class Openings:
         agreed = sign_consent(statement, site.credentials.signing_key).signature
         finish_attempt(connection, key, row.attempt, AttemptState.CONSENTED)
         change_attempt(connection, key, row.attempt, agreed=agreed)
+        if followed(opened.study) is not None:
+            keep_seen(connection, key, _seen(row, assignment, shown, answers, agreed).to_bytes())
         if is_held(opened.study):
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
             remember(connection, key, dataset, site.config.population(dataset), row.context, members, weights)
@@ -378,6 +383,27 @@ def _whole(
     if receipts[names.index(parse_receipt(own.body).participant)] != own:
         raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
     return receipts, word
+
+
+def _seen(
+    row: AttemptRow, assignment: Assignment, shown: Shown, answers: Sequence[CheckAnswer], agreed: bytes
+) -> says.ReleaseObject:
+    """What a site has seen of an attempt's release, and gave for it, as whoever missed it is shown it."""
+    own = parse_receipt(promised(row.receipt)).participant
+    return says.ReleaseObject(
+        row.assignment,
+        says.FixedObject(
+            tuple(says.MemberReceipt(*item) for item in shown.receipts),
+            says.ReceiptsWord(*shown.countersigned),
+            says.SumWord(shown.fixed, shown.signature),
+        ),
+        shown.certificate,
+        tuple(
+            says.MemberConsent(answer.words, *((promised(row.consent), agreed) if name == own else (b"", b"")))
+            for name, answer in zip(assignment.names, answers, strict=True)
+        ),
+        b"",
+    )
 
 
 def _find(connection: Connection, key: bytes, round_number: int, attempt: int) -> AttemptRow:

@@ -135,7 +135,7 @@ class ReleaseParts(NamedTuple):
         countersigned: the coordinator's word on them.
         fixed: digest of the sum.
         signature: under the coordinator's word on that.
-        coordinator: its certificate, DER; empty where it is that of the release before.
+        coordinator: its certificate, DER.
         members: of the cohort, in its order.
         opened: the sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
     """
@@ -164,17 +164,13 @@ class ReleaseRules:
         self._round, self._attempt = int(marks["round"]), int(marks["attempt"])
         # by label and member, as each participant counts its own
         self._released = Counter({(str(label), str(name)): int(count) for label, name, count in marks["released"]})
-        self._certificate = bytes.fromhex(
-            marks.get("certificate", "")
-        )  # the coordinator's, of the last release that was followed
         self._numbers = {str(name): int(number) for name, number in marks["numbers"].items()}  # of each one's last receipt
 
     @property
     def marks(self) -> dict[str, Any]:
         """What the next release is held to, as JSON values."""
         released = [[*key, count] for key, count in sorted(self._released.items())]
-        known = {"round": self._round, "attempt": self._attempt, "released": released, "numbers": self._numbers}
-        return known | {"certificate": self._certificate.hex()}
+        return {"round": self._round, "attempt": self._attempt, "released": released, "numbers": self._numbers}
 
     @property
     def round(self) -> int:
@@ -195,7 +191,6 @@ class ReleaseRules:
         held, coordinator = self._held(where, assignment, plan, context, proof)
         with part(where, "The sum does not hold:"):
             values = verify_opened(held, plan.encoding, coordinator)
-        self._certificate = proof.coordinator
         self._passed(assignment, held.receipts)
         return assignment, values
 
@@ -224,7 +219,7 @@ class ReleaseRules:
             tuple(item.consent for item in parts.members),
             tuple(item.agreed for item in parts.members),
         )
-        return ShownProof(parts.coordinator or self._certificate, word, evidence)
+        return ShownProof(parts.coordinator, word, evidence)
 
     def _passed(self, assignment: Assignment, receipts: Sequence[Receipt]) -> None:
         """Hold the next release to this one."""
