@@ -96,7 +96,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         del total  # what is as long as the sum is not held twice
         shown = opened_to_bytes(summed, plan, context, release.consents)
     signed = release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature
-    fixed = pb.FixedObject.FromString(fixed_object(*signed))
+    fixed = fixed_object(*signed)
     for receipt in fixed.receipts:
         receipt.ClearField("consent")  # follows from the consent itself
     modulus = plan.ring.plain_modulus

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
@@ -75,6 +75,8 @@ from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.study.study import Study
 
 DIGEST_BYTES = 32
+
+Part = TypeVar("Part", ReceiptPart, CheckAnswer)
 
 
 class Shown(NamedTuple):
@@ -154,6 +156,9 @@ class Openings:
         """
         site, key, kept = self._site, opened.digest, row.answered
         assignment, roster = parse_assignment(row.assignment), opened.roster(site)
+        mine = parse_receipt(row.signed_receipt.body)
+        own = ReceiptPart(mine.payload, mine.number, mine.head, mine.consent, row.signed_receipt.signature)
+        shown = shown._replace(receipts=_with_own(shown.receipts, assignment.names.index(site.name), own))
         receipts, word = _whole(shown, row, assignment, opened.study)
         self._verify_coordinator(shown, receipts, word, opened.study, row)
         fixed, rho = shown.fixed, challenge(row.context, [item.body for item in receipts], shown.fixed)
@@ -242,10 +247,13 @@ class Openings:
         if kept is None:
             raise Refusal(RefusalCode.ROUND, "A consent is asked for before this site was asked to check the sum.")
         assignment = parse_assignment(row.assignment)
+        modulus = _plan(opened, roster, assignment).ring.plain_modulus
+        own = CheckAnswer(answer_words(kept.answer.body, modulus), kept.answer.signature)
+        answers = _with_own(answers, assignment.names.index(site.name), own)
         weights = paid_weights(connection, opened.agreed.task(assignment.label), row.attempt, assignment.names)
         self._check_policy(connection, opened, roster, assignment, weights)
         _check_unpaid(connection, key, row.round)
-        statement = self._agree(opened, roster, row, kept, answers)
+        statement = self._agree(roster, row, kept, answers, modulus)
         shown = _load(promised(row.shown))
         receipts, word = _whole(shown, row, assignment, opened.study)
         _check_numbers(connection, key, assignment.names, shown.receipts)
@@ -266,11 +274,10 @@ class Openings:
         return agreed
 
     def _agree(
-        self, opened: OpenStudy, roster: Roster, row: AttemptRow, kept: Answered, answers: Sequence[CheckAnswer]
+        self, roster: Roster, row: AttemptRow, kept: Answered, answers: Sequence[CheckAnswer], modulus: int
     ) -> ConsentStatement:
         """What this site signs for, if every member signed an answer to the challenge that this site answered."""
         assignment = parse_assignment(row.assignment)
-        modulus = _plan(opened, roster, assignment).ring.plain_modulus
         asked = _statement(self._site.name, row, kept.challenge, kept.sum)
         cohort = [roster.member(name).identity for name in assignment.names]
         try:
@@ -383,6 +390,11 @@ def _whole(
     if receipts[names.index(parse_receipt(own.body).participant)] != own:
         raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
     return receipts, word
+
+
+def _with_own(shown: Sequence[Part], place: int, own: Part) -> list[Part]:
+    """All members' parts, with the site's own where that is left out: it has it."""
+    return [own if at == place and not any(part) else part for at, part in enumerate(shown)]
 
 
 def _seen(
