@@ -187,6 +187,7 @@ class Openings:
             key,
             row.attempt,
             words=None,  # no second answer is made of them
+            payload=None,  # it is in the sum, which its receiver signed for
             fixed=fixed,
             challenge=rho,
             answer=signed.body,
