@@ -8,20 +8,25 @@ is before an attempt: no record is read, and nothing reserved or charged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+from sqlalchemy import Connection
 
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import ObjectKind
 from veilsum_participant.protocol.open_studies import OpenStudy, load_open_study
+from veilsum_participant.protocol.openings import Shown
 from veilsum_participant.site import Site
-from veilsum_participant.store.attempts import paid_attempt
-from veilsum_participant.store.followed import find_followed, find_seen, keep_followed
+from veilsum_participant.store.attempts import AttemptRow, paid_attempt
+from veilsum_participant.store.followed import find_followed, find_seen, keep_followed, keep_seen
+from veilsum_participant.store.tables import promised
 from veilsum_privacy.computation.following import Following as Model
-from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart
+from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart, parse_receipt
 from veilsum_privacy.results.release_check import CheckedRoster, MemberPart, ReleaseParts, ReleaseRules
+from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, parse_assignment
 
 Fetch = Callable[[ObjectKind, int, int], bytes]
@@ -116,6 +121,36 @@ class Following:
     def _keep(self, key: bytes, rules: ReleaseRules, model: Model) -> None:
         with self._site.database.transaction() as connection:
             keep_followed(connection, key, rules.marks, model.to_pieces())
+
+
+def keep_seen_of(
+    connection: Connection,
+    row: AttemptRow,
+    assignment: Assignment,
+    shown: Shown,
+    answers: Sequence[CheckAnswer],
+    agreed: bytes,
+) -> None:
+    """Keep what a site has seen of an attempt's release, and gave for it, when it consents: all but the others' consents with
+    their signatures, and the sum.
+
+    Args:
+        row: the attempt's.
+        shown: by what the sum was checked.
+        answers: of all, in the cohort's order.
+        agreed: the site's own signature under them.
+    """
+    own = parse_receipt(promised(row.receipt)).participant
+    fixed = says.FixedObject(
+        tuple(says.MemberReceipt(*item) for item in shown.receipts),
+        says.ReceiptsWord(*shown.countersigned),
+        says.SumWord(shown.fixed, shown.signature),
+    )
+    members = tuple(
+        says.MemberConsent(answer.words, *((promised(row.consent), agreed) if name == own else (b"", b"")))
+        for name, answer in zip(assignment.names, answers, strict=True)
+    )
+    keep_seen(connection, row.study, says.ReleaseObject(row.assignment, fixed, shown.certificate, members).to_bytes())
 
 
 def _parts(shown: says.ReleaseObject) -> ReleaseParts:

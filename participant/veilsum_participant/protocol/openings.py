@@ -18,7 +18,6 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.boundary import front as says
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import Weights, by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
@@ -36,7 +35,6 @@ from veilsum_participant.store.attempts import (
     find_attempt,
     finish_attempt,
 )
-from veilsum_participant.store.followed import keep_seen
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.studies import find_method
 from veilsum_participant.store.tables import promised
@@ -51,10 +49,8 @@ from veilsum_privacy.ledger.receipts import (
     whole_word,
 )
 from veilsum_privacy.securesum.check_words import (
-    Answered,
     CheckAnswer,
     CheckStatement,
-    ConsentStatement,
     Signed,
     SumStatement,
     answer_words,
@@ -254,7 +250,12 @@ class Openings:
         weights = paid_weights(connection, opened.agreed.task(assignment.label), row.attempt, assignment.names)
         self._check_policy(connection, opened, roster, assignment, weights)
         _check_unpaid(connection, key, row.round)
-        statement = self._agree(roster, row, kept, answers, modulus)
+        asked = _statement(site.name, row, kept.challenge, kept.sum)
+        cohort = [roster.member(name).identity for name in assignment.names]
+        try:
+            said = verify_answers(kept.answer, asked, cohort, answers, modulus)
+        except HostileInput as error:
+            raise self._unreadable(error) from error
         shown = _load(promised(row.shown))
         receipts, word = _whole(shown, row, assignment, opened.study)
         _check_numbers(connection, key, assignment.names, shown.receipts)
@@ -264,28 +265,16 @@ class Openings:
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
         certificates[opened.study.coordinator] = shown.certificate
         self._charge(connection, row, Witness(receipts, word, certificates))
-        agreed = sign_consent(statement, site.credentials.signing_key).signature
-        finish_attempt(connection, key, row.attempt, AttemptState.CONSENTED)
-        change_attempt(connection, key, row.attempt, agreed=agreed)
+        agreed = sign_consent(consent_statement(asked, checks_digest(said)), site.credentials.signing_key).signature
+        finish_attempt(connection, key, row.attempt, AttemptState.CONSENTED, agreed=agreed)
         if followed(opened.study) is not None:
-            keep_seen(connection, key, _seen(row, assignment, shown, answers, agreed).to_bytes())
+            from veilsum_participant.protocol.following import keep_seen_of  # which verifies results
+
+            keep_seen_of(connection, row, assignment, shown, answers, agreed)
         if is_held(opened.study):
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
             remember(connection, key, dataset, site.config.population(dataset), row.context, members, weights)
         return agreed
-
-    def _agree(
-        self, roster: Roster, row: AttemptRow, kept: Answered, answers: Sequence[CheckAnswer], modulus: int
-    ) -> ConsentStatement:
-        """What this site signs for, if every member signed an answer to the challenge that this site answered."""
-        assignment = parse_assignment(row.assignment)
-        asked = _statement(self._site.name, row, kept.challenge, kept.sum)
-        cohort = [roster.member(name).identity for name in assignment.names]
-        try:
-            said = verify_answers(kept.answer, asked, cohort, answers, modulus)
-        except HostileInput as error:
-            raise self._unreadable(error) from error
-        return consent_statement(asked, checks_digest(said))
 
     def on_released(self, key: bytes, attempt: int) -> None:
         """The sum opened. Idempotent."""
@@ -396,27 +385,6 @@ def _whole(
 def _with_own(shown: Sequence[Part], place: int, own: Part) -> list[Part]:
     """All members' parts, with the site's own where that is left out: it has it."""
     return [own if at == place and not any(part) else part for at, part in enumerate(shown)]
-
-
-def _seen(
-    row: AttemptRow, assignment: Assignment, shown: Shown, answers: Sequence[CheckAnswer], agreed: bytes
-) -> says.ReleaseObject:
-    """What a site has seen of an attempt's release, and gave for it, as whoever missed it is shown it."""
-    own = parse_receipt(promised(row.receipt)).participant
-    return says.ReleaseObject(
-        row.assignment,
-        says.FixedObject(
-            tuple(says.MemberReceipt(*item) for item in shown.receipts),
-            says.ReceiptsWord(*shown.countersigned),
-            says.SumWord(shown.fixed, shown.signature),
-        ),
-        shown.certificate,
-        tuple(
-            says.MemberConsent(answer.words, *((promised(row.consent), agreed) if name == own else (b"", b"")))
-            for name, answer in zip(assignment.names, answers, strict=True)
-        ),
-        b"",
-    )
 
 
 def _find(connection: Connection, key: bytes, round_number: int, attempt: int) -> AttemptRow:

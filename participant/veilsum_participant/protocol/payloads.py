@@ -220,15 +220,12 @@ def resume_payload(row: AttemptRow, checked: Assigned) -> Payload:
     """The payload of an attempt that was assigned before, as it was kept.
 
     Raises:
-        Refusal: it was assigned under another context, or has none any more: it is over, or its payload is in a sum that this
-            site answered for.
+        Refusal: it was assigned under another context, or has none any more: it is over, or was answered for.
     """
     if row.context != checked.context or row.round != checked.assignment.round:
         raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
-    if row.state != AttemptState.PAYLOAD:
+    if row.state != AttemptState.PAYLOAD or row.answered is not None:
         raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row.state}.")
-    if row.answered is not None:
-        raise Refusal(RefusalCode.ROUND, "The attempt's payload is in a sum that this site answered for.")
     pieces = cut(promised(row.payload), checked.plan.encoding)
     return Payload(row.round, row.attempt, pieces, row.signed_receipt, resumed=True)
 

@@ -89,7 +89,8 @@ class Held(Generic[Shown]):
     receipts: tuple[Receipt, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        if {len(self.shown.receipts), len(self.shown.consents)} != {len(self.cohort)}:
+        sizes = {len(self.shown.receipts), len(self.shown.consents), len(self.cohort)}
+        if len(sizes) > 1:
             raise HostileInput("There is not exactly one receipt, and exactly one consent, of each member of the cohort.")
         pairs = zip(self.shown.receipts, self.cohort, strict=True)
         object.__setattr__(self, "receipts", tuple(self._receipt(signed, member) for signed, member in pairs))
