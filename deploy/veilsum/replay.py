@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Federation, Release, read_release
 from veilsum_node.errors import Misuse
-from veilsum_privacy.results.release_check import CheckedRelease, ProofFault
+from veilsum_privacy.results.proof_check import CheckedRelease
+from veilsum_privacy.results.release_check import ProofFault
 from veilsum_privacy.results.release_names import round_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast

@@ -19,9 +19,16 @@ from veilsum_coordinator.results.reproduction import one_thread
 from veilsum_node.errors import HostileInput, VeilsumError, raising
 from veilsum_node.phrases import counted
 from veilsum_node.process.imports import networks_may_be_missing
-from veilsum_privacy.results.proof_check import CheckedStudy, ReleaseChecker, as_former, check_study, read_proof
+from veilsum_privacy.results.proof_check import (
+    CheckedRelease,
+    CheckedStudy,
+    ReleaseChecker,
+    as_former,
+    check_study,
+    read_proof,
+)
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, StudyProof, read_entries
-from veilsum_privacy.results.release_check import CheckedRelease, ProofFault, part
+from veilsum_privacy.results.release_check import ProofFault, part
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files, study_fields
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study

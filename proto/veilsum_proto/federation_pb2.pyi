@@ -483,7 +483,7 @@ class FixedObject(_message.Message):
     FIXED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberReceipt]:
-        """in the cohort's order"""
+        """in the cohort's order; the reader's own is empty"""
 
     @_builtins.property
     def countersigned(self) -> Global___ReceiptsWord:
@@ -626,7 +626,7 @@ class AnswersObject(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberAnswer]:
-        """in the cohort's order"""
+        """in the cohort's order; the reader's own is empty"""
 
     def __init__(
         self,
@@ -673,7 +673,9 @@ Global___MemberConsent: _TypeAlias = MemberConsent  # noqa: Y015
 
 @_typing.final
 class ReleaseObject(_message.Message):
-    """what of a release's proof does not follow from the attempt"""
+    """What of a release's proof does not follow from the attempt. With the next assignment, who consented to the attempt is sent
+    what it has not seen: others' consents with their signatures, its own being empty, and the sum.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -684,7 +686,7 @@ class ReleaseObject(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     assignment: _builtins.bytes
     certificate: _builtins.bytes
-    """DER; the coordinator's, of the key that signed it; empty: that of the release before"""
+    """DER; the coordinator's, of the key that signed it"""
     total: _builtins.bytes
     """the sum as it opened: keys, values and errors of the words"""
     @_builtins.property

@@ -108,7 +108,7 @@ def test_another_question_of_one_context_ends_the_attempt(
     meanwhile(cohort)
     assert cohort.answer("a", first) == answer
     assert cohort.answer("a", cohort.shown()) == answer, "signed anew, it is the same question"
-    secrets = [cohort.row().consent, bytes(cohort.row().payload or b"")[1000:1040]]
+    secrets = [cohort.row().consent, b"".join(cohort.payloads["a", 1].pieces)[1000:1040]]
     assert refused(lambda: cohort.answer("a", QUESTIONS[question](cohort))) is RefusalCode.CHECK
     row = cohort.row()
     assert row.state is AttemptState.TOMBSTONE
@@ -539,8 +539,8 @@ def test_what_is_needed_no_longer_is_erased(cohort: Cohort) -> None:
     assert all((cohort.row().payload, cohort.row().words, cohort.row().consent))
     answers = cohort.answers()
     row = cohort.row()
-    assert (row.words, row.agreed) == (None, None)
-    assert all((row.payload, row.shown, row.answer, row.challenge, row.fixed))
+    assert (row.payload, row.words, row.agreed) == (None, None, None)
+    assert all((row.shown, row.answer, row.challenge, row.fixed))
     cohort.consents(answers)
     row = cohort.row()
     assert (row.payload, row.words, row.shown, row.snapshot) == (None,) * 4

@@ -25,6 +25,7 @@ from support.randomness import RARE
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_participant.store.attempts import AttemptState, find_attempt
 from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, whole_receipts
 from veilsum_privacy.securesum.boxes import pair_seed
@@ -241,6 +242,19 @@ def test_rounds_and_attempts_only_rise(attack: Adversary) -> None:
         assert attack.assign("a", attack.assignment(number=number, attempt=attempt)).refused is RefusalCode.ROUND
     assert attack.assign("a", attack.assignment(number=4, attempt=6)).call == "upload"
     assert attack.assign("a", assignment).refused is RefusalCode.ROUND
+
+
+def test_what_was_sent_is_gone_once_its_sum_was_answered_for(attack: Adversary) -> None:
+    """The coordinator has signed for the sum then: who asks for the payload once more gets none, and the round goes on."""
+    attack.collect()
+    assert attack.assign("a", attack.assignments[1]).call == "upload"
+    answers = attack.answers()
+    assert attack.assign("a", attack.assignments[1]).refused is RefusalCode.ROUND
+    with attack.bed.sites["a"].database.reading() as connection:
+        row = find_attempt(connection, attack.key, 1)
+    assert row is not None
+    assert (row.state, row.payload, row.words) == (AttemptState.PAYLOAD, None, None)
+    assert attack.ask_consent("a", answers).call == "consent"
 
 
 def test_one_attempt_under_two_contexts(attack: Adversary) -> None:

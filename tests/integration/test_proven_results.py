@@ -247,7 +247,7 @@ CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
     ),
     "a sum that is gone": (lambda result: (result.directory / TOTAL).unlink(), TOTAL, "cannot be read"),
     "the coordinator's word on the sum": (
-        lambda result: result.change(SECOND, "fixed", 1, to=flipped), SECOND, "signature",
+        lambda result: result.change(SECOND, "fixed", 1, to=flipped), SECOND, "signature under veilsum/6/sum is invalid",
     ),
     "the words on the sum of another round": (
         lambda result: result.change(SECOND, "fixed", to=lambda _: result.json(FIRST)["fixed"]),
@@ -255,19 +255,21 @@ CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
         "coordinator's word is about another sum",
     ),
     "an answer": (
-        lambda result: result.change(SECOND, "checks", 2, to=_another_word), SECOND, "signature",
+        lambda result: result.change(SECOND, "checks", 2, to=_another_word), SECOND, "signature under veilsum/6/consent",
     ),
     "an answer fewer": (
         lambda result: result.change(SECOND, "checks", to=lambda items: items[:-1]), SECOND, "exactly one receipt, answer",
     ),
     "answers in another order": (
-        lambda result: result.change(SECOND, "checks", to=lambda items: items[::-1]), SECOND, "in its order",
+        lambda result: result.change(SECOND, "checks", to=lambda items: items[::-1]), SECOND, "challenge about another sum",
     ),
     "a signature under the answers": (
-        lambda result: result.change(SECOND, "agreed", 3, to=flipped), SECOND, "signature",
+        lambda result: result.change(SECOND, "agreed", 3, to=flipped), SECOND, "signature under veilsum/6/consent",
     ),
     "signatures under the answers in another order": (
-        lambda result: result.change(SECOND, "agreed", to=lambda items: items[::-1]), SECOND, "signature",
+        lambda result: result.change(SECOND, "agreed", to=lambda items: items[::-1]),
+        SECOND,
+        "signature under veilsum/6/consent",
     ),
     "the digest of a release": (
         lambda result: result.change(MANIFEST, "releases", 1, "digest", to=flipped),

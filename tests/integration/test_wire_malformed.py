@@ -84,8 +84,21 @@ def dial(bed: TestBed, running: tuple[CoordinatorServer, str]) -> Iterator[Calla
         yield channels.__getitem__
 
 
+@pytest.fixture(scope="module")
+def enrolling(bed: TestBed, running: tuple[CoordinatorServer, str]) -> bytes:
+    """A study that everybody is invited to."""
+    study = bed.compile(make_request(schema_of(2), epsilon=None, min_cohort=2)).to_bytes()
+    with open_channel(running[1], bed.analyst) as channel:
+        return submit(bed, StudiesStub(channel), study)
+
+
 def _call(channel: grpc.Channel, method: Method, pieces: Iterable[bytes]) -> grpc.StatusCode:
     """Send raw bytes and return the status."""
+    return _told(channel, method, pieces)[0]
+
+
+def _told(channel: grpc.Channel, method: Method, pieces: Iterable[bytes]) -> tuple[grpc.StatusCode, str]:
+    """The same, and what the server says of it."""
     kind = ("stream" if method.streams else "unary") + "_" + ("stream" if method.answers else "unary")
     call = getattr(channel, kind)(method.path, request_serializer=None, response_deserializer=None)
     try:
@@ -93,8 +106,8 @@ def _call(channel: grpc.Channel, method: Method, pieces: Iterable[bytes]) -> grp
         if method.answers:
             list(reply)
     except grpc.RpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
 
 
 def _rejected(server: CoordinatorServer, reason: str = "") -> float:
@@ -224,12 +237,21 @@ def _varint(value: int) -> bytes:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_fields_out_of_bounds(
-    name: str, request_: pb.HelloRequest, running: tuple[CoordinatorServer, str], dial: Callable[[str], grpc.Channel]
+    name: str,
+    request_: pb.FetchRequest,
+    running: tuple[CoordinatorServer, str],
+    dial: Callable[[str], grpc.Channel],
+    enrolling: bytes,
 ) -> None:
+    """About a study that there is, so that it is the bound that refuses."""
     server, _ = running
     method = next(item for item in METHODS if item.name == name)
+    if "study" in pb.DESCRIPTOR.message_types_by_name[method.message.__name__].fields_by_name and request_.study == STUDY:
+        request_.study = enrolling
     before = _rejected(server)
-    assert _call(dial(_caller(method)), method, [request_.SerializeToString()]) is grpc.StatusCode.INVALID_ARGUMENT
+    code, told = _told(dial(_caller(method)), method, [request_.SerializeToString()])
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert ("no such study" in told) == (name == "Show"), told
     assert _rejected(server) == before + 1
 
 

@@ -52,9 +52,10 @@ class Standing:
         _, number, head, consent, signature = part_of_receipt(signed)
         return pb.UploadChunk(receipt=pb.MemberReceipt(number=number, head=head, consent=consent, signature=signature))
 
-    def refused(self, *chunks: pb.UploadChunk) -> grpc.StatusCode:
+    def refused(self, *chunks: pb.UploadChunk, why: str = "") -> grpc.StatusCode:
         with pytest.raises(grpc.RpcError) as raised:
             self.channel.stub.Upload(iter(chunks), timeout=PATIENCE)
+        assert why in raised.value.details()
         return raised.value.code()
 
     def next(self) -> int:
@@ -156,7 +157,8 @@ def test_more_releases_seen_than_can_be_open(standing: Standing) -> None:
 
 
 def test_a_receipt_before_its_pieces(standing: Standing) -> None:
-    assert standing.refused(standing.named(standing.receipt(standing.payload.receipt))) is grpc.StatusCode.INVALID_ARGUMENT
+    early = standing.named(standing.receipt(standing.payload.receipt))
+    assert standing.refused(early, why="before the last piece") is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_an_index_sent_twice_is_added_once(standing: Standing) -> None:
@@ -193,7 +195,8 @@ def test_receipts_that_are_not_this_members_for_these_bytes(standing: Standing) 
     ]
     for signed in forged:
         assert signed is not None
-        assert standing.refused(standing.named(standing.receipt(signed))) is grpc.StatusCode.INVALID_ARGUMENT
+        why = "signature" if len(signed.signature) > 256 else "not signed for this attempt"
+        assert standing.refused(standing.named(standing.receipt(signed)), why=why) is grpc.StatusCode.INVALID_ARGUMENT
     assert standing.machine.rounds[0].accumulator.uploads["c"].receipt is None
 
 

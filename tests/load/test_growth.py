@@ -22,6 +22,7 @@ from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import Members, StudyPhase
 from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service import objects
 from veilsum_coordinator.service.coordination import REST, Coordination, _Session
 from veilsum_coordinator.service.endings import HEARD_SECONDS
 from veilsum_coordinator.service.hub import Hub
@@ -33,6 +34,7 @@ from veilsum_node.transport.connection import spread
 from veilsum_proto import federation_pb2 as pb
 
 KEY = bytes(32)
+SHARED = pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS
 
 
 @pytest.fixture
@@ -314,7 +316,7 @@ def _check_boxes(members: Members, seen: set[tuple[int, bool]]) -> None:
             seen.add((sum(seat.boxes is None for seat in members.seats.values()), sealed))
 
 
-def test_what_all_members_fetch_is_put_together_once(bed: TestBed) -> None:
+def test_what_all_members_fetch_is_put_together_once(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
     hub, fetched = bed.hub, dict[int, list[bytes]]()
     local = bed.local
     original = hub.objects.fetch
@@ -325,10 +327,17 @@ def test_what_all_members_fetch_is_put_together_once(bed: TestBed) -> None:
         return data
 
     hub.objects.fetch = fetch  # type: ignore[method-assign]
+    made: list[list[bytes]] = []
+    for name in ("fixed_parts", "answer_parts"):
+        honest = getattr(objects, name)
+        monkeypatch.setattr(objects, name, lambda item, honest=honest: made.append(honest(item)) or made[-1])
     release = local.prepare(local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)).sum("statistics")
-    for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
-        assert len(fetched[kind]) == len(release.cohort)
-        assert all(data is fetched[kind][0] for data in fetched[kind])
+    assert [len(fetched[kind]) for kind in SHARED] == [len(release.cohort)] * 3
+    assert all(data is fetched[pb.OBJECT_KIND_ROSTER][0] for data in fetched[pb.OBJECT_KIND_ROSTER])
+    assert len(made) == 2
+    for kind, parts in zip(SHARED[1:], made, strict=True):  # each member has its own part
+        cut = [b"".join(part if at != place else b"\x0a\0" for at, part in enumerate(parts)) for place in range(len(NAMES))]
+        assert fetched[kind] == cut
 
 
 def test_what_all_members_fetch_is_cut_into_messages_once(bed: TestBed) -> None:
@@ -359,13 +368,13 @@ def test_who_has_nothing_to_give_up_takes_no_lock_to_look(bed: TestBed) -> None:
 
 
 def test_what_is_made_of_something_else_is_put_together_anew() -> None:
-    objects, made = Objects(), iter([b"first", b"second", b"third", b"fourth"])
+    found, made = Objects(), iter([b"first", b"second", b"third", b"fourth"])
     first, second = object(), object()
     asked = (first, first, second, second, first)
-    shown = [objects.once(KEY, 6, source, lambda: next(made)) for source in asked]
+    shown = [found.once(KEY, 6, source, lambda: next(made)) for source in asked]
     assert shown == [b"first", b"first", b"second", b"second", b"third"]
-    objects.clear()
-    assert objects.once(KEY, 6, first, lambda: next(made)) == b"fourth"
+    found.clear()
+    assert found.once(KEY, 6, first, lambda: next(made)) == b"fourth"
 
 
 def test_a_roster_finds_its_members_by_name(bed: TestBed) -> None:

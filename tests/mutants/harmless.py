@@ -381,8 +381,8 @@ HARMLESS: dict[str, str] = {
     "privacy/veilsum_privacy/results/whole_sums.py::verify_evidence: 0 -> 1": _ALIKE,
     "privacy/veilsum_privacy/results/sum_evidence.py::_answers: True -> False": _PAIRED,
     (
-        "privacy/veilsum_privacy/results/sum_evidence.py::_answers: zip(cohort, evidence.checks, strict=True) "
-        "-> zip(cohort, evidence.checks)"
+        "privacy/veilsum_privacy/results/sum_evidence.py::_answers: zip(held.cohort, evidence.checks, strict=True) "
+        "-> zip(held.cohort, evidence.checks)"
     ): _PAIRED,
     f"{_SECURESUM}/lanes.py::pack_lanes: 1 -> 2": _LENGTH,
     f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (

@@ -24,7 +24,7 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Label, SigningKey, verify
 from veilsum_privacy.ledger import receipts as signed_receipts
 from veilsum_privacy.results import sum_evidence
-from veilsum_privacy.results.sum_evidence import Evidence
+from veilsum_privacy.results.sum_evidence import Evidence, Held
 from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum import check_words, key_shares, opening, streams
 from veilsum_privacy.securesum.check_words import (
@@ -55,7 +55,7 @@ WIDE = T // 32 * 7
 
 
 def verified(members: Members, found: Evidence) -> Integers:
-    return verify_evidence(found, members.plan, STUDY, members.context, members.identities, members.coordinator)
+    return verify_evidence(Held(found, members.identities, STUDY, members.context), members.plan, members.coordinator)
 
 
 def refused(members: Members, found: Evidence, match: str) -> None:

@@ -23,7 +23,7 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.results.proof_files import ReleaseProof
-from veilsum_privacy.results.sum_evidence import Evidence
+from veilsum_privacy.results.sum_evidence import Evidence, Held
 from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum.check_words import (
     Signed,
@@ -53,7 +53,9 @@ def verified(played: Played, found: Evidence, **changes: Any) -> list[int]:
         "plan": members.plan, "study": STUDY, "context": members.context, "cohort": members.identities,
         "coordinator": members.coordinator,
     }  # fmt: skip
-    return verify_evidence(found, **(asked | changes)).tolist()
+    asked |= changes
+    held = Held(found, *(asked.pop(name) for name in ("cohort", "study", "context")))
+    return verify_evidence(held, **asked).tolist()
 
 
 def test_honest_evidence_gives_the_sum(played: Played) -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.one_time import Members, Played, make_members, play, shifted, some_vectors
 from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.results.sum_evidence import verify_opened
+from veilsum_privacy.results.sum_evidence import Held, verify_opened
 from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum import opened_sums, written_sums
 from veilsum_privacy.securesum.contributions import Contribution
@@ -91,16 +91,15 @@ def test_a_sum_that_reaches_further_than_32_bits_is_held_in_64() -> None:
 def evidence_of(played: Played, data: bytes) -> object:
     members = played.members
     evidence = replace(played.evidence, total=data)
-    about = members.plan, members.study, members.context, members.identities, members.coordinator
-    return verify_opened(evidence, *about)
+    return verify_opened(Held(evidence, members.identities, members.study, members.context), members.plan, members.coordinator)
 
 
 def test_evidence_holds_as_that_of_the_whole_sum_does() -> None:
     members = make_members(3, 40)
     played = play(members, some_vectors(members))
-    about = members.plan, members.study, members.context, members.identities, members.coordinator
-    data = written(members, played.total)
-    np.testing.assert_array_equal(evidence_of(played, data), verify_evidence(played.evidence, *about))
+    held = Held(played.evidence, members.identities, members.study, members.context)
+    whole = verify_evidence(held, members.plan, members.coordinator)
+    np.testing.assert_array_equal(evidence_of(played, written(members, played.total)), whole)
 
 
 def test_another_sum_that_opens_is_not_the_one_that_members_answered_for() -> None:

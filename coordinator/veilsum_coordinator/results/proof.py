@@ -84,8 +84,6 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
     """
     with database.reading() as connection:
         release, total = _release(connection, agreed.digest, number, total=not shown)
-        known = RELEASES.c.study == agreed.digest, RELEASES.c.round == number - 1
-        before = connection.execute(select(RELEASES.c.proof).where(*known)).scalar()
     if not isinstance(release, ReleaseProof) or total is None:
         raise HostileInput("The study has no such release of this version of the protocol.")
     assignment, context = parse_assignment(release.assignment), parse_receipt(release.receipts[0].body).context
@@ -95,7 +93,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         del total  # what is as long as the sum is not held twice
         shown = opened_to_bytes(summed, plan, context, release.consents)
     signed = release.receipts, release.countersigned, _sum_of(release.fixed), release.fixed.signature
-    fixed = pb.FixedObject.FromString(fixed_object(*signed))
+    fixed = fixed_object(*signed)
     for receipt in fixed.receipts:
         receipt.ClearField("consent")  # follows from the consent itself
     modulus = plan.ring.plain_modulus
@@ -106,9 +104,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
     return pb.ReleaseObject(
         assignment=release.assignment,
         fixed=fixed,
-        certificate=b""
-        if before is not None and read_proof(before).coordinator == release.coordinator
-        else release.coordinator,
+        certificate=release.coordinator,
         members=members,
         total=shown,
     ).SerializeToString()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from veilsum_coordinator.results.proof import release_object
-from veilsum_coordinator.service.objects import ENCLOSED, FROM_DATABASE, Objects, chunk_messages, mirrored_object
+from veilsum_coordinator.service.objects import ENCLOSED, FROM_DATABASE, Objects, Released, chunk_messages, mirrored_object
 from veilsum_coordinator.service.table import StudyTable
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.errors import HostileInput
@@ -61,9 +61,11 @@ class Fetching:
             machine = self._table.entry(key).machine
             if machine.roster is None or name not in machine.roster.names or followed(machine.agreed.study) is None:
                 raise HostileInput("The caller has no part in a study whose members take its steps.")
-            found, data = self._made.released.get(key, (0, b""))
+            last = self._made.released.get(key)
             agreed, members = machine.agreed, len(machine.roster.names)
-        return data if found == number else release_object(self._journal.database, agreed, members, number)
+        if last is not None and last.number == number:
+            return last.whole
+        return release_object(self._journal.database, agreed, members, number)
 
     def keep_release(self, key: bytes, number: int, shown: bytes) -> None:
         """A round was released: what all members fetch of it next is put together once, of its opened sum as they are shown
@@ -76,7 +78,7 @@ class Fetching:
         data = release_object(self._journal.database, agreed, members, number, shown)
         with self._table.lock:
             if key in self._table.studies:  # else it ended meanwhile, and nobody would let go of this any more
-                self._made.released[key] = number, data
+                self._made.released[key] = Released(number, data)
 
     def enclose(self, name: str, directive: pb.Directive) -> pb.Directive:
         """A directive with what its answer needs, if that is small enough to come along: it saves the participant a call."""
@@ -87,9 +89,9 @@ class Fetching:
             try:
                 agreed = self._table.entry(directive.study).machine.agreed
                 if kind == pb.OBJECT_KIND_BROADCAST and directive.round > 1 and followed(agreed.study) is not None:
-                    number, data = self._made.released.get(bytes(directive.study), (0, b""))
-                    if number == directive.round - 1 and len(data) <= CHUNK_BYTES:  # members make the broadcast of it
-                        directive.object = data
+                    last = self._made.released.get(bytes(directive.study))
+                    if last is not None and last.number == directive.round - 1 and len(last.whole) <= CHUNK_BYTES:
+                        directive.object = last.unseen(name)  # members make the broadcast of it
                     return directive
                 found = self.pieces(name, kind, directive.study, directive.round, directive.attempt)
             except HostileInput:  # it is not open any more

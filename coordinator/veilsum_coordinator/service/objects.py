@@ -1,14 +1,24 @@
 """What the participants of a study fetch, serialised. Nothing here locks: who asks does (:mod:`.fetching`)."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.service.table import StudyEntry
-from veilsum_coordinator.storage.messages import answers_object, box_message, fixed_object, receipt_message, roster_object
+from veilsum_coordinator.storage.messages import (
+    answer_parts,
+    answers_object,
+    box_message,
+    but_own,
+    fixed_object,
+    fixed_parts,
+    receipt_message,
+    roster_object,
+)
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.securesum.context import Pieces
+from veilsum_privacy.securesum.context import Pieces, parse_assignment
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
@@ -24,17 +34,43 @@ FROM_DATABASE = (pb.OBJECT_KIND_MIRRORED, pb.OBJECT_KIND_RELEASE)
 """What is read from the database when it is asked for, which may be slow or away; the rest is in memory."""
 
 
+Made = TypeVar("Made")
+
+
+class Released(NamedTuple):
+    """A released round, as members of a study that declares its steps fetch it.
+
+    Attributes:
+        number: of the round.
+        whole: the object.
+    """
+
+    number: int
+    whole: bytes
+
+    def unseen(self, name: str) -> bytes:
+        """What of it a member has not seen: who consented to the attempt keeps what it was shown of it, and what it gave."""
+        shown = pb.ReleaseObject.FromString(self.whole)
+        names = parse_assignment(shown.assignment).names
+        if name not in names:
+            return self.whole
+        for member in shown.members:
+            member.ClearField("words")
+        shown.members[names.index(name)].Clear()
+        return pb.ReleaseObject(members=shown.members, total=shown.total).SerializeToString()
+
+
 class Objects:
     """Serialises what participants fetch; what is the same for all members of a study, once.
 
     Attributes:
-        released: number and object of the last release, of studies whose members take the steps.
+        released: the last release, of studies whose members take the steps.
     """
 
     def __init__(self) -> None:
-        self.released: dict[bytes, tuple[int, bytes]] = {}
-        self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # as last sent
-        self._cut: dict[tuple[bytes, int], tuple[object, list[bytes]]] = {}  # the same in messages
+        self.released: dict[bytes, Released] = {}
+        self._shown: dict[tuple[bytes, int], tuple[object, Any]] = {}  # as last sent
+        self._cut: dict[bytes, tuple[object, list[bytes]]] = {}  # rosters in messages, by study
 
     def pieces(self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int) -> Pieces:
         """An object of a study in pieces, of which the large ones are not copied.
@@ -46,10 +82,10 @@ class Objects:
         if name not in machine.seats:
             raise HostileInput("The caller is not invited to that study.")
         if kind == pb.OBJECT_KIND_STUDY:
-            shown = pb.StudyObject()
-            shown.CopyFrom(entry.signed)
-            shown.seconds_left = machine.enrolment_seconds
-            return [shown.SerializeToString()]
+            study = pb.StudyObject()
+            study.CopyFrom(entry.signed)
+            study.seconds_left = machine.enrolment_seconds
+            return [study.SerializeToString()]
         if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
             roster = machine.roster
             return [self.once(key, kind, roster, lambda: roster_object(roster))]
@@ -62,41 +98,44 @@ class Objects:
                 return current.broadcast
             # who is asked to consent may have to see it once more, by another certificate than it keeps
             if kind == pb.OBJECT_KIND_FIXED and current.phase in (RoundPhase.CHECKING, RoundPhase.CONSENTING):
-                return [self.once(key, kind, current.fixed, lambda: _fixed_object(current))]
+                shown = self.once(key, kind, current.fixed, lambda: fixed_parts(_fixed_object(current)))
+                return [but_own(shown, current.cohort.index(name))]
             if kind == pb.OBJECT_KIND_ANSWERS and current.phase is RoundPhase.CONSENTING:
                 answers = (current.answers[name] for name in current.cohort)
-                return [self.once(key, kind, current.checks, lambda: answers_object(answers))]
+                given = self.once(key, kind, current.checks, lambda: answer_parts(answers_object(answers)))
+                return [but_own(given, current.cohort.index(name))]
         raise HostileInput("The caller has no such object at present.", "Wait for the next directive.")
 
     def messages(
         self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int
     ) -> Iterable[bytes]:
-        """An object of a study as the serialised messages of a stream; what is the same for all members is cut once.
+        """An object of a study as the serialised messages of a stream; a roster, which is the same for all, is cut once.
 
         Raises:
             HostileInput: there is none for this caller.
         """
-        pieces, place = self.pieces(entry, name, kind, number, attempt), (entry.machine.digest, kind)
-        if place not in self._shown:
+        pieces, key = self.pieces(entry, name, kind, number, attempt), entry.machine.digest
+        if kind != pb.OBJECT_KIND_ROSTER:
             return chunk_messages(pieces)
-        known = self._cut.get(place)
+        known = self._cut.get(key)
         if known is None or known[0] is not pieces[0]:
-            known = self._cut[place] = pieces[0], list(chunk_messages(pieces))
+            known = self._cut[key] = pieces[0], list(chunk_messages(pieces))
         return known[1]
 
-    def once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes]) -> bytes:
+    def once(self, key: bytes, kind: int, source: object, make: Callable[[], Made]) -> Made:
         """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
         known = self._shown.get((key, kind))
         if known is None or known[0] is not source:
             known = self._shown[key, kind] = source, make()
-        return known[1]
+        made: Made = known[1]
+        return made
 
     def forget(self, key: bytes) -> None:
         """Let go of a study's objects."""
         self.released.pop(key, None)
         for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
             self._shown.pop((key, kind), None)
-            self._cut.pop((key, kind), None)
+        self._cut.pop(key, None)
 
     def clear(self) -> None:
         """Let go of all, as what was signed may have been signed anew."""
@@ -134,7 +173,7 @@ def mirrored_object(mirror: Mirror, name: str, after: int) -> bytes:
     return pb.MirroredObject(receipts=receipts, last=last).SerializeToString()
 
 
-def _fixed_object(current: Round) -> bytes:
+def _fixed_object(current: Round) -> pb.FixedObject:
     if current.countersigned is None or current.fixed is None:
         raise StateError("A sum is shown once the coordinator signed for it.")
     return fixed_object(current.receipts(), current.countersigned, current.total.digest, current.fixed.signature)

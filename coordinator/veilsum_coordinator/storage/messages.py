@@ -20,19 +20,36 @@ def roster_object(roster: Roster) -> bytes:
     return pb.RosterObject(enrolments=enrolments).SerializeToString()
 
 
-def fixed_object(receipts: Sequence[SignedReceipt], countersigned: SignedReceipt, total: bytes, signature: bytes) -> bytes:
+def fixed_object(
+    receipts: Sequence[SignedReceipt], countersigned: SignedReceipt, total: bytes, signature: bytes
+) -> pb.FixedObject:
     """What the cohort checks a sum by; ``signature`` is the coordinator's, under the statement of the digest ``total``."""
     return pb.FixedObject(
         receipts=[pb.MemberReceipt(**part_of_receipt(item)._asdict()) for item in receipts],
         countersigned=pb.ReceiptsWord(**part_of_word(countersigned)._asdict()),
         fixed=pb.SumWord(sum=total, signature=signature),
-    ).SerializeToString()
+    )
 
 
-def answers_object(answers: Iterable[tuple[tuple[int, ...], bytes]]) -> bytes:
+def answers_object(answers: Iterable[tuple[tuple[int, ...], bytes]]) -> pb.AnswersObject:
     """All members' answers, words and signature, in the cohort's order."""
-    found = [pb.MemberAnswer(words=words, signature=signature) for words, signature in answers]
-    return pb.AnswersObject(answers=found).SerializeToString()
+    return pb.AnswersObject(answers=[pb.MemberAnswer(words=words, signature=signature) for words, signature in answers])
+
+
+def fixed_parts(fixed: pb.FixedObject) -> list[bytes]:
+    """What a sum is checked by, serialised: each receipt by itself, and behind the last what the coordinator signed."""
+    word = pb.FixedObject(countersigned=fixed.countersigned, fixed=fixed.fixed)
+    return [*(pb.FixedObject(receipts=[item]).SerializeToString() for item in fixed.receipts), word.SerializeToString()]
+
+
+def answer_parts(answers: pb.AnswersObject) -> list[bytes]:
+    """Each answer serialised by itself."""
+    return [pb.AnswersObject(answers=[item]).SerializeToString() for item in answers.answers]
+
+
+def but_own(parts: Sequence[bytes], place: int) -> bytes:
+    """All parts joined, with an empty message in the place of the reader's own: it has that one."""
+    return b"".join([*parts[:place], pb.AnswersObject(answers=[pb.MemberAnswer()]).SerializeToString(), *parts[place + 1 :]])
 
 
 def parse_roster(data: bytes) -> list[Enrolment]:

@@ -8,20 +8,26 @@ is before an attempt: no record is read, and nothing reserved or charged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sqlalchemy import Connection
 
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import ObjectKind
 from veilsum_participant.protocol.open_studies import OpenStudy, load_open_study
+from veilsum_participant.protocol.openings import Shown
 from veilsum_participant.site import Site
-from veilsum_participant.store.attempts import paid_attempt
-from veilsum_participant.store.followed import find_followed, keep_followed
+from veilsum_participant.store.attempts import AttemptRow, paid_attempt
+from veilsum_participant.store.followed import find_followed, find_seen, keep_followed, keep_seen
+from veilsum_participant.store.tables import promised
 from veilsum_privacy.computation.following import Following as Model
-from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart
+from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart, parse_receipt
 from veilsum_privacy.results.release_check import CheckedRoster, MemberPart, ReleaseParts, ReleaseRules
-from veilsum_privacy.securesum.context import Assignment, broadcast_digest
+from veilsum_privacy.securesum.check_words import CheckAnswer
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest, parse_assignment
 
 Fetch = Callable[[ObjectKind, int, int], bytes]
 """Gets an object of the study by kind, round and attempt."""
@@ -39,7 +45,7 @@ class Following:
         Args:
             key: digest of a study that declares its steps.
             assignment: what the site is asked to contribute to.
-            enclosed: what came along with it: the release of the round before, or None.
+            enclosed: what came along with it: of the release of the round before what the site has not seen, or None.
             fetch: gets what the coordinator holds.
 
         Raises:
@@ -59,8 +65,10 @@ class Following:
         try:
             while rules.round < assignment.round - 1:
                 number = rules.round + 1
-                data = enclosed if enclosed and number == assignment.round - 1 else fetch(ObjectKind.RELEASE, number, 0)
-                self._take(opened, rules, model, data)
+                shown = self._completed(key, number, enclosed) if enclosed and number == assignment.round - 1 else None
+                if shown is None:
+                    shown = read(fetch(ObjectKind.RELEASE, number, 0), says.ReleaseObject)
+                self._take(opened, rules, model, shown)
             own = b"".join(model.broadcast(assignment.label))
             if broadcast_digest(own) == assignment.broadcast:
                 return own
@@ -75,21 +83,39 @@ class Following:
         self._keep(key, rules, model)
         return data
 
-    def _take(self, opened: OpenStudy, rules: ReleaseRules, model: Model, data: bytes) -> None:
+    def _completed(self, key: bytes, number: int, enclosed: bytes) -> says.ReleaseObject | None:
+        """A release that came along, with what this site has seen of it where that is left out; None if it keeps nothing of
+        that round any more, as after a backup was restored."""
+        shown = read(enclosed, says.ReleaseObject)
+        if shown.assignment:
+            return shown
+        with self._site.database.reading() as connection:
+            kept = find_seen(connection, key)
+        seen = None if kept is None else read(kept, says.ReleaseObject)
+        if seen is None or parse_assignment(seen.assignment).round != number:
+            return None
+        if len(shown.members) != len(seen.members):
+            raise HostileInput("There is not exactly one consent of each member of the cohort.")
+        members = tuple(
+            replace(own, consent=new.consent or own.consent, signature=new.signature or own.signature)
+            for own, new in zip(seen.members, shown.members, strict=True)
+        )
+        return replace(seen, members=members, total=shown.total)
+
+    def _take(self, opened: OpenStudy, rules: ReleaseRules, model: Model, shown: says.ReleaseObject) -> None:
         """Verify the next release, take the step, and keep the model.
 
         Raises:
             HostileInput: it does not hold, is another attempt's than this site consented to, or was made of another broadcast.
         """
-        found = rules.follow(_parts(data))
-        assignment = found.assignment
+        assignment, values = rules.follow(_parts(shown))
         with self._site.database.reading() as connection:
             paid = paid_attempt(connection, opened.digest, assignment.round)
         if paid not in (None, assignment.attempt):
             raise HostileInput("The release is of another attempt than this site consented to.")
         if assignment.broadcast != broadcast_digest(model.broadcast(assignment.label)):
             raise HostileInput("The release was made of a broadcast that does not follow from those before it.")
-        model.take(assignment.label, found.values, len(assignment.names))
+        model.take(assignment.label, values, len(assignment.names))
         self._keep(opened.digest, rules, model)
 
     def _keep(self, key: bytes, rules: ReleaseRules, model: Model) -> None:
@@ -97,8 +123,37 @@ class Following:
             keep_followed(connection, key, rules.marks, model.to_pieces())
 
 
-def _parts(data: bytes) -> ReleaseParts:
-    shown = read(data, says.ReleaseObject)
+def keep_seen_of(
+    connection: Connection,
+    row: AttemptRow,
+    assignment: Assignment,
+    shown: Shown,
+    answers: Sequence[CheckAnswer],
+    agreed: bytes,
+) -> None:
+    """Keep what a site has seen of an attempt's release, and gave for it, when it consents: all but the others' consents with
+    their signatures, and the sum.
+
+    Args:
+        row: the attempt's.
+        shown: by what the sum was checked.
+        answers: of all, in the cohort's order.
+        agreed: the site's own signature under them.
+    """
+    own = parse_receipt(promised(row.receipt)).participant
+    fixed = says.FixedObject(
+        tuple(says.MemberReceipt(*item) for item in shown.receipts),
+        says.ReceiptsWord(*shown.countersigned),
+        says.SumWord(shown.fixed, shown.signature),
+    )
+    members = tuple(
+        says.MemberConsent(answer.words, *((promised(row.consent), agreed) if name == own else (b"", b"")))
+        for name, answer in zip(assignment.names, answers, strict=True)
+    )
+    keep_seen(connection, row.study, says.ReleaseObject(row.assignment, fixed, shown.certificate, members).to_bytes())
+
+
+def _parts(shown: says.ReleaseObject) -> ReleaseParts:
     word, fixed = shown.fixed.countersigned, shown.fixed.fixed
     return ReleaseParts(
         shown.assignment,

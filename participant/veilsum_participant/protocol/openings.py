@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
@@ -38,6 +38,7 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.studies import find_method
 from veilsum_participant.store.tables import promised
+from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger import Kind, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import (
     ReceiptPart,
@@ -48,10 +49,8 @@ from veilsum_privacy.ledger.receipts import (
     whole_word,
 )
 from veilsum_privacy.securesum.check_words import (
-    Answered,
     CheckAnswer,
     CheckStatement,
-    ConsentStatement,
     Signed,
     SumStatement,
     answer_words,
@@ -70,6 +69,8 @@ from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.study.study import Study
 
 DIGEST_BYTES = 32
+
+Part = TypeVar("Part", ReceiptPart, CheckAnswer)
 
 
 class Shown(NamedTuple):
@@ -149,6 +150,9 @@ class Openings:
         """
         site, key, kept = self._site, opened.digest, row.answered
         assignment, roster = parse_assignment(row.assignment), opened.roster(site)
+        mine = parse_receipt(row.signed_receipt.body)
+        own = ReceiptPart(mine.payload, mine.number, mine.head, mine.consent, row.signed_receipt.signature)
+        shown = shown._replace(receipts=_with_own(shown.receipts, assignment.names.index(site.name), own))
         receipts, word = _whole(shown, row, assignment, opened.study)
         self._verify_coordinator(shown, receipts, word, opened.study, row)
         fixed, rho = shown.fixed, challenge(row.context, [item.body for item in receipts], shown.fixed)
@@ -177,6 +181,7 @@ class Openings:
             key,
             row.attempt,
             words=None,  # no second answer is made of them
+            payload=None,  # it is in the sum, which its receiver signed for
             fixed=fixed,
             challenge=rho,
             answer=signed.body,
@@ -237,10 +242,18 @@ class Openings:
         if kept is None:
             raise Refusal(RefusalCode.ROUND, "A consent is asked for before this site was asked to check the sum.")
         assignment = parse_assignment(row.assignment)
+        modulus = _plan(opened, roster, assignment).ring.plain_modulus
+        own = CheckAnswer(answer_words(kept.answer.body, modulus), kept.answer.signature)
+        answers = _with_own(answers, assignment.names.index(site.name), own)
         weights = paid_weights(connection, opened.agreed.task(assignment.label), row.attempt, assignment.names)
         self._check_policy(connection, opened, roster, assignment, weights)
         _check_unpaid(connection, key, row.round)
-        statement = self._agree(opened, roster, row, kept, answers)
+        asked = _statement(site.name, row, kept.challenge, kept.sum)
+        cohort = [roster.member(name).identity for name in assignment.names]
+        try:
+            said = verify_answers(kept.answer, asked, cohort, answers, modulus)
+        except HostileInput as error:
+            raise self._unreadable(error) from error
         shown = _load(promised(row.shown))
         receipts, word = _whole(shown, row, assignment, opened.study)
         _check_numbers(connection, key, assignment.names, shown.receipts)
@@ -250,28 +263,17 @@ class Openings:
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
         certificates[opened.study.coordinator] = shown.certificate
         self._charge(connection, row, Witness(receipts, word, certificates))
-        agreed = statement.sign(site.credentials.signing_key).signature
-        finish_attempt(connection, key, row.attempt, AttemptState.CONSENTED)
-        change_attempt(connection, key, row.attempt, agreed=agreed)
+        agreed = consent_statement(asked, checks_digest(said)).sign(site.credentials.signing_key).signature
+        finish_attempt(connection, key, row.attempt, AttemptState.CONSENTED, agreed=agreed)
+        if followed(opened.study) is not None:
+            from veilsum_participant.protocol.following import keep_seen_of  # which verifies results
+
+            keep_seen_of(connection, row, assignment, shown, answers, agreed)
         if is_held(opened.study):
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
             population, records = site.config.population(dataset), counted_records(opened.study)
             remember(connection, key, dataset, population, row.context, members, weights, records)
         return agreed
-
-    def _agree(
-        self, opened: OpenStudy, roster: Roster, row: AttemptRow, kept: Answered, answers: Sequence[CheckAnswer]
-    ) -> ConsentStatement:
-        """What this site signs for, if every member signed an answer to the challenge that this site answered."""
-        assignment = parse_assignment(row.assignment)
-        modulus = _plan(opened, roster, assignment).ring.plain_modulus
-        asked = _statement(self._site.name, row, kept.challenge, kept.sum)
-        cohort = [roster.member(name).identity for name in assignment.names]
-        try:
-            said = verify_answers(kept.answer, asked, cohort, answers, modulus)
-        except HostileInput as error:
-            raise self._unreadable(error) from error
-        return consent_statement(asked, checks_digest(said))
 
     def on_released(self, key: bytes, attempt: int) -> None:
         """The sum opened. Idempotent."""
@@ -377,6 +379,11 @@ def _whole(
     if receipts[names.index(parse_receipt(own.body).participant)] != own:
         raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
     return receipts, word
+
+
+def _with_own(shown: Sequence[Part], place: int, own: Part) -> list[Part]:
+    """All members' parts, with the site's own where that is left out: it has it."""
+    return [own if at == place and not any(part) else part for at, part in enumerate(shown)]
 
 
 def _find(connection: Connection, key: bytes, round_number: int, attempt: int) -> AttemptRow:

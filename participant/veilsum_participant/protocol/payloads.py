@@ -220,11 +220,11 @@ def resume_payload(row: AttemptRow, checked: Assigned) -> Payload:
     """The payload of an attempt that was assigned before, as it was kept.
 
     Raises:
-        Refusal: it was assigned under another context, or has none any more.
+        Refusal: it was assigned under another context, or has none any more: it is over, or was answered for.
     """
     if row.context != checked.context or row.round != checked.assignment.round:
         raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
-    if row.state != AttemptState.PAYLOAD:
+    if row.state != AttemptState.PAYLOAD or row.answered is not None:
         raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row.state}.")
     pieces = cut(promised(row.payload), checked.plan.encoding)
     return Payload(row.round, row.attempt, pieces, row.signed_receipt, resumed=True)

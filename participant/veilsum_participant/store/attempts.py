@@ -163,9 +163,9 @@ def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
     return [bytes(receipt) for receipt in connection.scalars(query)]
 
 
-def finish_attempt(connection: Connection, study: bytes, attempt: int, state: AttemptState) -> None:
-    """The attempt ended so: what it held for its sum is erased. A consent that was given stays."""
-    change_attempt(connection, study, attempt, state=state, snapshot=None, **dict.fromkeys(LONG))
+def finish_attempt(connection: Connection, study: bytes, attempt: int, state: AttemptState, **more: Any) -> None:
+    """The attempt ended so: what it held for its sum is erased, a consent that was given stays. ``more`` changes with that."""
+    change_attempt(connection, study, attempt, state=state, snapshot=None, **dict.fromkeys(LONG), **more)
 
 
 def change_attempt(connection: Connection, study: bytes, attempt: int, **values: Any) -> None:

@@ -4,8 +4,8 @@ What the authority issued is taken for granted, and nothing else: every digest a
 have expired since, but must have been valid at some time of the study's life.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from cryptography import x509
@@ -21,19 +21,40 @@ from veilsum_privacy.results.former.proof import FormerReleaseProof
 from veilsum_privacy.results.former.words import Statement, masked_sum, verify_decryptors, words_digest
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, sum_file
 from veilsum_privacy.results.release_check import (
-    CheckedRelease,
     CheckedRoster,
     ProofFault,
     ReleaseRules,
+    ShownProof,
     certified,
     in_its_time,
     part,
 )
-from veilsum_privacy.results.release_names import round_file
+from veilsum_privacy.results.release_names import release_digest, round_file
 from veilsum_privacy.results.whole_sums import verify_evidence
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import verify_roster
 from veilsum_privacy.tasks.agreed import AgreedStudy
+
+
+@dataclass(frozen=True)
+class CheckedRelease:
+    """A release whose values are those that its sum opens to; or, in a former result, what its decryptors signed for.
+
+    Attributes:
+        assignment: of its attempt.
+        task: that was summed.
+        values: (size,) in grid units.
+        digest: of the release.
+        numbers: of its receipts, by member.
+        decryptors: who signed for it; none since version 6 of the protocol.
+    """
+
+    assignment: Assignment
+    task: DeclaredTask
+    values: Integers = field(repr=False)
+    digest: bytes
+    numbers: Mapping[str, int] = field(repr=False)
+    decryptors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,20 +141,35 @@ class ReleaseChecker(ReleaseRules):
         found = proof()
         assignment, task = self._assignment(where, entry.round, entry.label, found.assignment)
         if isinstance(found, ReleaseProof):
-            values, receipts, _ = self._opened(where, assignment, task, found, verify_evidence, entry.digest)
+            values, receipts = self._opened(where, entry, assignment, task, found)
         else:
             values, receipts = self._vouched(where, entry, assignment, task, found)
-        return self._passed(assignment, task, values, entry.digest, receipts, tuple(entry.decrypted_by))
+        self._passed(assignment, receipts)
+        numbers = {receipt.participant: receipt.number for receipt in receipts}
+        return CheckedRelease(assignment, task, values, entry.digest, numbers, tuple(entry.decrypted_by))
+
+    def _opened(
+        self, where: str, entry: ReleaseEntry, assignment: Assignment, task: DeclaredTask, proof: ReleaseProof
+    ) -> tuple[Integers, Sequence[Receipt]]:
+        """The values that the sum opens to, whoever says what of them."""
+        plan, context = self._planned(where, assignment, task)
+        shown = ShownProof(proof.coordinator, proof.countersigned, proof.evidence)
+        held, coordinator = self._held(where, assignment, plan, context, shown)
+        with part(where, "The sum does not hold:"):
+            values = verify_evidence(held, plan.encoding, coordinator)
+            self._named(assignment, values, entry)
+        return values, held.receipts
 
     def _vouched(
         self, where: str, entry: ReleaseEntry, assignment: Assignment, task: DeclaredTask, proof: FormerReleaseProof
-    ) -> tuple[Integers, list[Receipt]]:
+    ) -> tuple[Integers, Sequence[Receipt]]:
         """The values that two members of the cohort signed for; up to version 5 of the protocol."""
         checked = self._checked
         with part(where, "The context cannot be computed:"):
             plan = former_plan(task, len(checked.roster.names), len(assignment.names))
             context = former_context(plan, checked.roster, proof.keys, assignment)
-        receipts, _ = self._receipts(where, assignment, plan, context, proof, 1)
+        shown = ShownProof(proof.coordinator, proof.countersigned, proof)
+        held, _ = self._held(where, assignment, plan, context, shown, 1)
         identities = {name: checked.roster.member(name).identity for name in assignment.names}
 
         def words(padded: bool) -> bytes:
@@ -141,6 +177,12 @@ class ReleaseChecker(ReleaseRules):
 
         with part(where, "The released values do not hold:"):
             said = Statement(checked.digest, "", assignment.round, assignment.attempt, context, proof.keys, words(False))
-            self._digest(assignment, proof.values, entry.digest)
+            self._named(assignment, proof.values, entry)
             verify_decryptors(said, lambda: words(True), entry.decrypted_by, identities)
-        return proof.values, receipts
+        return proof.values, held.receipts
+
+    def _named(self, assignment: Assignment, values: Integers, entry: ReleaseEntry) -> None:
+        """Hold values to the digest by which the manifest names them."""
+        about = self._checked.digest, assignment.round, assignment.attempt
+        if release_digest(*about, values.astype("<i8", copy=False).tobytes()) != entry.digest:
+            raise HostileInput("They are not those whose digest the manifest names.")

@@ -6,10 +6,10 @@ valid at some time of the study's life.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 from cryptography import x509
 
@@ -17,7 +17,7 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Identity, Role
 from veilsum_node.identity.certificate import issued
-from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
+from veilsum_privacy.computation.declared import DeclaredPlan, DeclaredStudy, DeclaredTask
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import (
     Receipt,
@@ -26,15 +26,13 @@ from veilsum_privacy.ledger.receipts import (
     WordPart,
     consent_commitment,
     consent_proof,
-    parse_countersignature,
     verify_countersignature,
-    verify_receipt,
     whole_receipts,
     whole_word,
 )
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.results.release_names import release_digest, round_file
-from veilsum_privacy.results.sum_evidence import Evidence, check_bodies, verify_opened
+from veilsum_privacy.results.release_names import round_file
+from veilsum_privacy.results.sum_evidence import Evidence, Held, Shown, check_bodies, verify_opened
 from veilsum_privacy.securesum.check_words import Signed, SumStatement
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.roster import Roster
@@ -74,40 +72,18 @@ class RoundShape(Protocol):
     def noise(self) -> NoisePlan: ...
 
 
-class SignedProof(Protocol):
-    """What a proof holds in every version of the protocol."""
+class ShownProof(NamedTuple, Generic[Shown]):
+    """What a proof holds in every version of the protocol.
 
-    @property
-    def receipts(self) -> Sequence[SignedReceipt]: ...
-    @property
-    def countersigned(self) -> SignedReceipt: ...
-    @property
-    def coordinator(self) -> bytes: ...
-    @property
-    def consents(self) -> Sequence[bytes]: ...
-
-
-class WholeProof(SignedProof, Protocol):
-    """What a proof holds since version 6 of the protocol."""
-
-    @property
-    def evidence(self) -> Evidence: ...
-
-
-class ShownProof(NamedTuple):
-    """A proof that was put together of what a member is shown."""
+    Attributes:
+        coordinator: its certificate, DER.
+        countersigned: its word on the receipts.
+        receipted: what shows receipts and consents; since version 6 the sum's evidence.
+    """
 
     coordinator: bytes
     countersigned: SignedReceipt
-    evidence: Evidence
-
-    @property
-    def receipts(self) -> Sequence[SignedReceipt]:
-        return self.evidence.receipts
-
-    @property
-    def consents(self) -> Sequence[bytes]:
-        return self.evidence.consents
+    receipted: Shown
 
 
 @dataclass(frozen=True)
@@ -136,27 +112,6 @@ class CheckedRoster:
 
 
 @dataclass(frozen=True)
-class CheckedRelease:
-    """A release whose values are those that its sum opens to; or, in a former result, what its decryptors signed for.
-
-    Attributes:
-        assignment: of its attempt.
-        task: that was summed.
-        values: (size,) in grid units.
-        digest: of the release.
-        numbers: of its receipts, by member.
-        decryptors: who signed for it; none since version 6 of the protocol.
-    """
-
-    assignment: Assignment
-    task: DeclaredTask
-    values: Integers = field(repr=False)
-    digest: bytes
-    numbers: Mapping[str, int] = field(repr=False)
-    decryptors: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class MemberPart:
     """What a member gave for a release.
 
@@ -180,7 +135,7 @@ class ReleaseParts(NamedTuple):
         countersigned: the coordinator's word on them.
         fixed: digest of the sum.
         signature: under the coordinator's word on that.
-        coordinator: its certificate, DER; empty where it is that of the release before.
+        coordinator: its certificate, DER.
         members: of the cohort, in its order.
         opened: the sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
     """
@@ -209,43 +164,40 @@ class ReleaseRules:
         self._round, self._attempt = int(marks["round"]), int(marks["attempt"])
         # by label and member, as each participant counts its own
         self._released = Counter({(str(label), str(name)): int(count) for label, name, count in marks["released"]})
-        self._certificate = bytes.fromhex(
-            marks.get("certificate", "")
-        )  # the coordinator's, of the last release that was followed
         self._numbers = {str(name): int(number) for name, number in marks["numbers"].items()}  # of each one's last receipt
 
     @property
     def marks(self) -> dict[str, Any]:
         """What the next release is held to, as JSON values."""
         released = [[*key, count] for key, count in sorted(self._released.items())]
-        known = {"round": self._round, "attempt": self._attempt, "released": released, "numbers": self._numbers}
-        return known | {"certificate": self._certificate.hex()}
+        return {"round": self._round, "attempt": self._attempt, "released": released, "numbers": self._numbers}
 
     @property
     def round(self) -> int:
         """Number of the last release."""
         return self._round
 
-    def follow(self, parts: ReleaseParts) -> CheckedRelease:
-        """Check the next release, of which nothing is known but these parts.
+    def follow(self, parts: ReleaseParts) -> tuple[Assignment, Integers]:
+        """Check the next release, of which nothing is known but these parts: assignment, and (size,) values in grid units.
 
         Raises:
             ProofFault: the first thing that is wrong.
         """
         where = round_file(self._round + 1)
         assignment, task = self._assignment(where, self._round + 1, None, parts.assignment)
+        plan, context = self._planned(where, assignment, task)
         with part(where, "What was signed does not hold:"):
-            proof = self._whole(assignment, task, parts)
-        values, receipts, digest = self._opened(where, assignment, task, proof, verify_opened)
-        self._certificate = proof.coordinator
-        return self._passed(assignment, task, values, digest, receipts)
+            proof = self._whole(assignment, plan, context, parts)
+        held, coordinator = self._held(where, assignment, plan, context, proof)
+        with part(where, "The sum does not hold:"):
+            values = verify_opened(held, plan.encoding, coordinator)
+        self._passed(assignment, held.receipts)
+        return assignment, values
 
-    def _whole(self, assignment: Assignment, task: DeclaredTask, parts: ReleaseParts) -> ShownProof:
+    def _whole(self, assignment: Assignment, plan: DeclaredPlan, context: bytes, parts: ReleaseParts) -> ShownProof[Evidence]:
         """The proof, with the texts that each party signed if it signed for this attempt."""
-        checked, study, names = self._checked, self._checked.study, assignment.names
-        plan = task.plan(len(checked.roster.names), len(names))
-        context, none = context_digest(plan, checked.roster, assignment), bytes(32)
-        mechanism, about = Mechanism.of(task.declaration, plan.noise), (assignment.round, assignment.attempt, context)
+        checked, study, names, none = self._checked, self._checked.study, assignment.names, bytes(32)
+        mechanism, about = Mechanism.of(plan.declaration, plan.noise), (assignment.round, assignment.attempt, context)
         own = Receipt(
             checked.digest, "", *about, none, 1, none, study.dataset, mechanism, study.privacy.unit, len(names), none
         )
@@ -267,52 +219,20 @@ class ReleaseRules:
             tuple(item.consent for item in parts.members),
             tuple(item.agreed for item in parts.members),
         )
-        return ShownProof(parts.coordinator or self._certificate, word, evidence)
+        return ShownProof(parts.coordinator, word, evidence)
 
-    def _passed(
-        self,
-        assignment: Assignment,
-        task: DeclaredTask,
-        values: Integers,
-        digest: bytes,
-        receipts: Sequence[Receipt],
-        decryptors: tuple[str, ...] = (),
-    ) -> CheckedRelease:
-        numbers = {receipt.participant: receipt.number for receipt in receipts}
+    def _passed(self, assignment: Assignment, receipts: Sequence[Receipt]) -> None:
+        """Hold the next release to this one."""
         self._round, self._attempt = assignment.round, assignment.attempt
         self._released.update((assignment.label, name) for name in assignment.names)
-        self._numbers |= numbers
-        return CheckedRelease(assignment, task, values, digest, numbers, decryptors)
+        self._numbers |= {receipt.participant: receipt.number for receipt in receipts}
 
-    def _opened(
-        self,
-        where: str,
-        assignment: Assignment,
-        task: DeclaredTask,
-        proof: WholeProof,
-        verify: Callable[..., Integers],
-        named: bytes | None = None,
-    ) -> tuple[Integers, list[Receipt], bytes]:
-        """The values that the sum opens to, whoever says what of them; with receipts and digest."""
-        checked = self._checked
+    def _planned(self, where: str, assignment: Assignment, task: DeclaredTask) -> tuple[DeclaredPlan, bytes]:
+        """The plan of an attempt's sum, and its context, whoever says what of them."""
+        roster = self._checked.roster
         with part(where, "The context cannot be computed:"):
-            plan = task.plan(len(checked.roster.names), len(assignment.names))
-            context = context_digest(plan, checked.roster, assignment)
-        receipts, coordinator = self._receipts(where, assignment, plan, context, proof, 6)
-        cohort = [checked.roster.member(name).identity for name in assignment.names]
-        with part(where, "The sum does not hold:"):
-            values = verify(proof.evidence, plan.encoding, checked.digest, context, cohort, coordinator)
-            digest = self._digest(assignment, values, named)
-        return values, receipts, digest
-
-    def _digest(self, assignment: Assignment, values: Integers, named: bytes | None) -> bytes:
-        """The release's digest; of these values, if it was named before."""
-        found = release_digest(
-            self._checked.digest, assignment.round, assignment.attempt, values.astype("<i8", copy=False).tobytes()
-        )
-        if named not in (None, found):
-            raise HostileInput("They are not those whose digest the manifest names.")
-        return found
+            plan = task.plan(len(roster.names), len(assignment.names))
+            return plan, context_digest(plan, roster, assignment)
 
     def _assignment(self, where: str, number: int, label: str | None, data: bytes) -> tuple[Assignment, DeclaredTask]:
         study, roster = self._checked.study, self._checked.roster
@@ -330,41 +250,37 @@ class ReleaseRules:
                 raise HostileInput(f"The study declares no further release of {assignment.label}.")
         return assignment, task
 
-    def _receipts(
-        self, where: str, assignment: Assignment, plan: RoundShape, context: bytes, proof: SignedProof, version: int
-    ) -> tuple[list[Receipt], Identity]:
+    def _held(
+        self,
+        where: str,
+        assignment: Assignment,
+        plan: RoundShape,
+        context: bytes,
+        proof: ShownProof[Shown],
+        version: int = 6,
+    ) -> tuple[Held[Shown], Identity]:
         """The cohort's receipts, countersigned, with the consents that they promise; and the coordinator."""
-        checked, study = self._checked, self._checked.study
-        if len(proof.receipts) != len(assignment.names):
-            raise ProofFault(where, "There is not exactly one receipt for each member of the cohort.")
-        mechanism, receipts = Mechanism.of(plan.task.declaration, plan.noise), []
-        for name, signed in zip(assignment.names, proof.receipts, strict=True):
+        checked, study, names = self._checked, self._checked.study, assignment.names
+        with part(where):
+            cohort = [checked.roster.member(name).identity for name in names]
+            held = Held(proof.receipted, cohort, checked.digest, context, version)
+        about = assignment.round, assignment.attempt, study.dataset, Mechanism.of(plan.task.declaration, plan.noise)
+        for name, receipt in zip(names, held.receipts, strict=True):
             with part(where, f"The receipt of {name} does not hold:"):
-                receipt = verify_receipt(signed, checked.roster.member(name).identity, checked.digest, context, version)
-                described = (receipt.round, receipt.attempt, receipt.dataset, receipt.mechanism, receipt.unit)
-                if (*described, receipt.cohort_size) != (
-                    assignment.round, assignment.attempt, study.dataset, mechanism, study.privacy.unit, len(assignment.names)
-                ):  # fmt: skip
+                described = receipt.round, receipt.attempt, receipt.dataset, receipt.mechanism
+                if (*described, receipt.unit, receipt.cohort_size) != (*about, study.privacy.unit, len(names)):
                     raise HostileInput("It describes a different release than this attempt's.")
                 if receipt.number <= self._numbers.get(name, 0):
                     raise HostileInput("Its number is not above that of the member's receipt before it.")
-            receipts.append(receipt)
-        coordinator = self._countersigned(where, receipts[0], proof)
-        if len(proof.consents) != len(receipts):
-            raise ProofFault(where, "There is not exactly one consent of each member of the cohort.")
-        for receipt, consent in zip(receipts, proof.consents, strict=True):
-            with part(where):
-                receipt.hold(consent)
-        return receipts, coordinator
+        return held, self._countersigned(where, held, proof)
 
-    def _countersigned(self, where: str, receipt: Receipt, proof: SignedProof) -> Identity:
-        checked, study = self._checked, self._checked.study
+    def _countersigned(self, where: str, held: Held[Shown], proof: ShownProof[Shown]) -> Identity:
+        checked, study, receipt = self._checked, self._checked.study, held.receipts[0]
         with part(where, "The coordinator's countersignature does not hold:"):
             coordinator = certified(proof.coordinator, checked.authority, Role.COORDINATOR, study)
             if coordinator.name != study.coordinator:
                 raise HostileInput("It is by a different coordinator than the study names.")
-            verify_countersignature(proof.countersigned, coordinator, checked.digest, receipt.context, proof.receipts)
-            word = parse_countersignature(proof.countersigned.body)
+            word = verify_countersignature(proof.countersigned, coordinator, checked.digest, held.context, held.shown.receipts)
             if (word.round, word.attempt) != (receipt.round, receipt.attempt):
                 raise HostileInput("It is about another round or attempt.")
         return coordinator

@@ -8,6 +8,7 @@ the list of answers, and its consent, without which nothing opens, came with tha
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput
@@ -51,6 +52,58 @@ class Evidence:
     agreed: tuple[bytes, ...]
 
 
+class Receipted(Protocol):
+    """What shows receipts, and the consents that they commit to."""
+
+    @property
+    def receipts(self) -> Sequence[SignedReceipt]: ...
+    @property
+    def consents(self) -> Sequence[bytes]: ...
+
+
+Shown = TypeVar("Shown", bound=Receipted)
+
+
+@dataclass(frozen=True)
+class Held(Generic[Shown]):
+    """What was shown of a sum whose receipts and consents hold: there is one of each member, truly signed, for this study and
+    context. To make one is to verify that, once; whatever rests on it asks for this type.
+
+    Attributes:
+        shown: as it came.
+        cohort: the members in the cohort's order, from the roster that the caller verified.
+        study: the study's digest.
+        context: the digest c, computed by the caller from what it is made of.
+        version: the form that receipts must have.
+        receipts: what they say.
+
+    Raises:
+        HostileInput: the first thing that does not hold.
+    """
+
+    shown: Shown
+    cohort: Sequence[Identity]
+    study: bytes
+    context: bytes
+    version: int = 6
+    receipts: tuple[Receipt, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.shown.receipts), len(self.shown.consents), len(self.cohort)}
+        if len(sizes) > 1:
+            raise HostileInput("There is not exactly one receipt, and exactly one consent, of each member of the cohort.")
+        pairs = zip(self.shown.receipts, self.cohort, strict=True)
+        object.__setattr__(self, "receipts", tuple(self._receipt(signed, member) for signed, member in pairs))
+        for receipt, consent in zip(self.receipts, self.shown.consents, strict=True):
+            receipt.hold(consent)
+
+    def _receipt(self, signed: SignedReceipt, member: Identity) -> Receipt:
+        try:
+            return verify_receipt(signed, member, self.study, self.context, self.version)
+        except HostileInput as error:
+            raise HostileInput(f"The receipt of {member.name} does not hold: {error.message}", error.advice) from error
+
+
 def check_bodies(
     study: bytes,
     assignment: Assignment,
@@ -72,17 +125,12 @@ def check_bodies(
     return tuple(CheckStatement(study, name, *about, own).to_bytes() for name, own in pairs)
 
 
-def verify_opened(
-    evidence: Evidence, plan: OneTimePlan, study: bytes, context: bytes, cohort: Sequence[Identity], coordinator: Identity
-) -> Integers:
+def verify_opened(held: Held[Evidence], plan: OneTimePlan, coordinator: Identity) -> Integers:
     """Check everything that speaks for a sum as it opened (:mod:`veilsum_privacy.securesum.opened_sums`).
 
     Args:
-        evidence: as it was shown.
+        held: the evidence.
         plan: of the sum.
-        study: the study's digest.
-        context: the digest c, computed by the caller from what it is made of.
-        cohort: the members in the cohort's order, from the roster that the caller verified.
         coordinator: whom the study names, its certificate verified.
 
     Returns:
@@ -91,48 +139,36 @@ def verify_opened(
     Raises:
         HostileInput: the first thing that does not hold.
     """
-    opened = opened_from_bytes(evidence.total, plan, context, evidence.consents)
-    said = held(evidence, plan, study, context, cohort, coordinator, opened.total)
+    evidence = held.shown
+    opened = opened_from_bytes(evidence.total, plan, held.context, evidence.consents)
+    said = answered(held, plan, coordinator, opened.total)
     answers = [item.words for item in said]
-    verify_check_words(opened.words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
+    verify_check_words(opened.words, plan.ring.plain_modulus, held.context, said[0].challenge, answers, evidence.consents)
     return opened.values
 
 
-def held(
-    evidence: Evidence,
-    plan: OneTimePlan,
-    study: bytes,
-    context: bytes,
-    cohort: Sequence[Identity],
-    coordinator: Identity,
-    total: Contribution,
+def answered(
+    held: Held[Evidence], plan: OneTimePlan, coordinator: Identity, total: Contribution
 ) -> tuple[CheckStatement, ...]:
-    """What the members answered, if everything that is signed holds and is about this sum."""
-    sizes = {len(evidence.receipts), len(evidence.checks), len(evidence.consents), len(evidence.agreed), len(cohort)}
-    if sizes != {plan.cohort}:
+    """What the members answered, if everything that is signed is about this sum."""
+    evidence, cohort = held.shown, held.cohort
+    if {len(evidence.checks), len(evidence.agreed), len(cohort)} != {plan.cohort} or held.version != 6:
         raise HostileInput("There is not exactly one receipt, answer, consent and signature of each member of the cohort.")
-    receipts = [
-        verify_receipt(signed, member, study, context, 6) for signed, member in zip(evidence.receipts, cohort, strict=True)
-    ]
-    for receipt, consent in zip(receipts, evidence.consents, strict=True):
-        receipt.hold(consent)
-    said = _answers(evidence, plan, receipts, total.digest(plan, context), cohort)
+    said = _answers(held, plan, total.digest(plan, held.context))
     _fixed(evidence, said[0], coordinator)
     _agreed(evidence, said, cohort)
     return said
 
 
-def _answers(
-    evidence: Evidence, plan: OneTimePlan, receipts: Sequence[Receipt], fixed: bytes, cohort: Sequence[Identity]
-) -> tuple[CheckStatement, ...]:
+def _answers(held: Held[Evidence], plan: OneTimePlan, fixed: bytes) -> tuple[CheckStatement, ...]:
     """All members' answers, if they are about this sum and the challenge that follows from it and these receipts."""
-    receipt = receipts[0]
-    rho = challenge(receipt.context, [signed.body for signed in evidence.receipts], fixed)
-    if any((item.round, item.attempt) != (receipt.round, receipt.attempt) for item in receipts):
+    evidence, receipt = held.shown, held.receipts[0]
+    rho = challenge(held.context, [signed.body for signed in evidence.receipts], fixed)
+    if any((item.round, item.attempt) != (receipt.round, receipt.attempt) for item in held.receipts):
         raise HostileInput("The receipts are about different rounds or attempts.")
-    about, modulus = (receipt.round, receipt.attempt, receipt.context, rho, fixed), plan.ring.plain_modulus
-    pairs = zip(cohort, evidence.checks, strict=True)
-    said = tuple(CheckStatement(receipt.study, member.name, *about, answer_words(body, modulus)) for member, body in pairs)
+    about, modulus = (receipt.round, receipt.attempt, held.context, rho, fixed), plan.ring.plain_modulus
+    pairs = zip(held.cohort, evidence.checks, strict=True)
+    said = tuple(CheckStatement(held.study, member.name, *about, answer_words(body, modulus)) for member, body in pairs)
     if tuple(item.to_bytes() for item in said) != tuple(evidence.checks):
         raise HostileInput("The members answered a challenge about another sum, or one that does not follow from it.")
     return said

@@ -1,11 +1,11 @@
 """A sum as it was added up: its bytes, and that it opens to what its members consented to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity
-from veilsum_privacy.results.sum_evidence import Evidence, held
+from veilsum_privacy.results.sum_evidence import Evidence, Held, answered
 from veilsum_privacy.securesum.check_words import verify_check_words
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
@@ -39,16 +39,15 @@ def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contributio
     return Contribution(share, coefficients_from_bytes(data[cut:], plan.words, plan.ring))
 
 
-def verify_evidence(
-    evidence: Evidence, plan: OneTimePlan, study: bytes, context: bytes, cohort: Sequence[Identity], coordinator: Identity
-) -> Integers:
+def verify_evidence(held: Held[Evidence], plan: OneTimePlan, coordinator: Identity) -> Integers:
     """Open the sum again and check everything that speaks for it, as :func:`.verify_opened` does.
 
     Raises:
         HostileInput: the first thing that does not hold.
     """
+    evidence, context = held.shown, held.context
     total = total_from_bytes(evidence.total, plan)
-    said = held(evidence, plan, study, context, cohort, coordinator, total)
+    said = answered(held, plan, coordinator, total)
     words = open_words(total, plan, context, evidence.consents, total.coefficients)
     answers = [item.words for item in said]
     verify_check_words(words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)

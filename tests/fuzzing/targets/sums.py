@@ -6,6 +6,7 @@ from fuzzing.targets.base import Corpus
 from support.one_time import STUDY, Played, make_members, play, some_vectors
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.results.proof_files import ReleaseProof
+from veilsum_privacy.results.sum_evidence import Held
 from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum.check_words import CHECKS, answer_words
 from veilsum_privacy.securesum.opening import open_words
@@ -44,5 +45,6 @@ class Sums(Corpus):
         else:
             proof = ReleaseProof.parse(data, self.total)
             assert proof.to_bytes() == data
-            found = verify_evidence(proof.evidence, plan, STUDY, context, members.identities, members.coordinator)
+            held = Held(proof.evidence, members.identities, STUDY, context)
+            found = verify_evidence(held, plan, members.coordinator)
             assert found.tolist() == self.played.exact.tolist()
