@@ -16,7 +16,7 @@ from support.durable_studies import STUDIES
 from support.federation import make_bed, make_data
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.storage import outage
-from veilsum_participant.protocol.policy import NEEDED
+from veilsum_participant.settings.config import NEEDED
 from veilsum_privacy.results.result import Result, saved_checkpoints
 
 FEW = ("fedavg scaffold",)

@@ -68,18 +68,18 @@ def journalled(hub: Hub, study: Study) -> list[NDArray[np.int64]]:
     return [np.frombuffer(row["values"], dtype="<i8") for row in hub.journal.releases(study_digest(study.to_bytes()))]
 
 
-def over_grpc(directory: Path, data: Data, draft_study: Callable[[TestBed], Study]) -> list[NDArray[np.int64]]:
+def over_grpc(directory: Path, data: Data, compiled: Callable[[TestBed], Study]) -> list[NDArray[np.int64]]:
     bed = seeded_bed(directory, data)
-    study = draft_study(bed).compile()
+    study = compiled(bed)
     with wired(bed) as (server, _, stub):
         key = submit(bed, stub, study)
         wait_for(lambda: server.hub.shown.status(key).phase in ("finished", "failed"), what="the study's end")
         return journalled(server.hub, study)
 
 
-def in_process(directory: Path, data: Data, draft_study: Callable[[TestBed], Study]) -> list[NDArray[np.int64]]:
+def in_process(directory: Path, data: Data, compiled: Callable[[TestBed], Study]) -> list[NDArray[np.int64]]:
     bed = seeded_bed(directory, data)
-    study = draft_study(bed).compile()
+    study = compiled(bed)
     assert bed.local.run(study, bed.analyst, directory / "results").phase == "finished"
     return journalled(bed.hub, study)
 

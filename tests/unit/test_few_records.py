@@ -235,7 +235,9 @@ def test_a_risk_ratio_where_all_have_the_event_is_not_certain() -> None:
     usual = figure(ratios.risk_ratio(np.array([[3.0, 3], [5, 4]]), 0.0))
     expected = Table2x2(np.array([[3, 3], [5, 4]])).riskratio_confint()
     assert (usual.low, usual.high) == pytest.approx(expected)
-    assert isinstance(ratios.pooled_risk_ratio(np.array([[[6.0, 0], [9, 0]], [[2, 0], [4, 0]]]), 0.0), NotEstimable)
+    assert isinstance(
+        ratios.pooled_risk_ratio(np.array([[[6.0, 0], [9, 0]], [[2, 0], [4, 0]]]), ratios.StrataNoise(0.0)), NotEstimable
+    )
 
 
 # -- survival ---------------------------------------------------------------------------------------------------------------

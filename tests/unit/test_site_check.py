@@ -200,7 +200,8 @@ def test_what_is_shared_and_served_is_said(tmp_path: Path) -> None:
     policy, served = 'share_metrics = ["timings", "software"]', {"listen": "127.0.0.1:9465"}
     found = {item.check: (item.status, item.detail) for item in checks(tmp_path, "1.0", policy=policy, metrics=served)}
     assert found["metrics endpoint"] == (CheckOutcome.OK, "127.0.0.1:9465, loopback only")
-    told = "the coordinator is told: name and version of this software; mean time of each step of a round"
+    told = "the coordinator is told: name and version of this software; mean time of each step of a round, rounded up to "
+    told += "1/8 s or a power of two of it"
     assert found["shared metrics"] == (CheckOutcome.OK, told)
 
 

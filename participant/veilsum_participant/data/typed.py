@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from veilsum_participant.data import spellings
-from veilsum_participant.data.lines import as_texts
+from veilsum_participant.data.lines import as_text
 from veilsum_participant.data.spellings import exact
 
 _COMMA = r"^[+-]?([0-9]+,[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -166,8 +166,12 @@ def _plain(column: Any) -> Iterator[Any]:
         if not is_text(kind):
             yield held if kind == held.type else held.cast(kind)
             continue
-        # whatever the column's type promises of them
-        yield pc.utf8_trim_whitespace(as_texts(held.cast(pa.large_binary())))
+        cells = held.cast(pa.large_binary())  # whatever the column's type promises of them
+        try:
+            held = cells.cast(pa.large_string())
+        except pa.ArrowInvalid:  # some cell is not UTF-8
+            held = pa.array((None if cell is None else as_text(cell) for cell in cells.to_pylist()), pa.large_string())
+        yield pc.utf8_trim_whitespace(held)
 
 
 def _days(chunk: Any) -> Any:
