@@ -19,7 +19,7 @@ from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.protocol.policy import JOINT_ONLY, refuse, study_faults
 from veilsum_participant.settings.config import METHODS, NEEDED, ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.settings.telling import former_tasks, lacking_tasks
+from veilsum_participant.settings.telling import cautions, former_tasks, lacking_tasks, unbounded_datasets
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.known_tasks import FORMER, TASK_NAMES
 from veilsum_privacy.study.study import Study
@@ -73,6 +73,17 @@ def test_a_policy_that_lists_a_former_task_loads_and_says_what_took_its_place() 
     gone = altered(make_study(), task__task="evaluation")
     (fault,) = faults(gone, old)
     assert (fault.code, "removed after version 0.2" in str(fault)) == (RefusalCode.STUDY_INVALID, True)
+
+
+def test_a_site_that_accepts_exact_sums_is_asked_how_many_records_it_may_have() -> None:
+    """Without that word two exact sums can show it (decision 123)."""
+    exact = make_config(noise=("none",))
+    ((name, _, advice),) = unbounded_datasets(exact)
+    assert (name, advice) == (DATASET, f"State datasets.{DATASET}.most_records, a round number with room to grow.")
+    assert any(advice in said for said in cautions(exact))
+    stated = {DATASET: exact.datasets[DATASET].model_copy(update={"most_records": 3000})}
+    assert not list(unbounded_datasets(exact.model_copy(update={"datasets": stated})))
+    assert not list(unbounded_datasets(make_config()))
 
 
 def test_what_lies_on_a_border_is_within_it() -> None:

@@ -43,7 +43,7 @@ from veilsum_participant.settings.config import METHODS, ParticipantConfig, Poli
 from veilsum_participant.settings.directory import with_pins
 from veilsum_participant.settings.encoder_files import file_digest
 from veilsum_participant.settings.roles import UNCONFINED, confinement_faults
-from veilsum_participant.settings.telling import former_tasks, lacking_tasks
+from veilsum_participant.settings.telling import former_tasks, lacking_tasks, unbounded_datasets
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.accounting.prices import delta_warning
@@ -280,6 +280,8 @@ class SiteCheck:
             yield Check(f"task {name}", CheckOutcome.WARNING, detail, advice)
         for name, detail, advice in lacking_tasks(policy):
             yield Check(f"method {name}", CheckOutcome.WARNING, detail, advice)
+        for name, detail, advice in unbounded_datasets(self._config):
+            yield Check(f"dataset {name}", CheckOutcome.WARNING, detail, advice)
         if left_out := [name for name in METHODS if name not in policy.methods]:
             yield Check("methods", CheckOutcome.OK, f"{len(policy.methods)}; not allowed: {', '.join(left_out)}")
 

@@ -49,7 +49,17 @@ def cautions(config: ParticipantConfig) -> list[str]:
         ),
         *(f"policy.tasks: the task {name} was {told}. {advice}" for name, told, advice in former_tasks(config.policy)),
         *(f"policy.methods: {name}: {told}. {advice}" for name, told, advice in lacking_tasks(config.policy)),
+        *(f"dataset {name}: {told}. {advice}" for name, told, advice in unbounded_datasets(config)),
     ]
+
+
+def unbounded_datasets(config: ParticipantConfig) -> Iterator[tuple[str, str, str]]:
+    """Datasets of which exact sums may be asked for and that state no size: the name, what that tells, and what to do."""
+    if "none" in config.policy.noise:
+        told = "policy.noise accepts exact sums, and two of them can show a site by its number of records beyond max_records"
+        for name, offered in config.datasets.items():
+            if not offered.most_records:
+                yield name, told, f"State datasets.{name}.most_records, a round number with room to grow."
 
 
 def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
