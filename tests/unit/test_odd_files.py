@@ -304,6 +304,8 @@ JSON_LINES = st.one_of(
 
 @settings(ODD, max_examples=30)
 @given(content=st.lists(JSON_LINES, max_size=8), compressed=st.booleans())
+@example(content=["{}", "\x00", "\x00"], compressed=False)
+@example(content=["\x00", "\x00", "{}"], compressed=True)
 def test_ndjson_line_by_line(tmp_path: Path, content: list[str], compressed: bool) -> None:
     text = "\n".join(content)
     path = tmp_path / ("t.ndjson.gz" if compressed else "t.ndjson")

@@ -47,9 +47,17 @@ def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault]) -> Iterat
                 yield from texts(part, own, left_out)
 
 
+_OPENINGS = {"utf-16-le": (b"{\0", b"[\0"), "utf-16-be": (b"\0{", b"\0[")}
+"""What opens an object or a list, without a mark of the encoding before it."""
+
+
 def _recognised(file: AnyFile) -> Dialect:
     """How a file of JSON is written, by its first bytes."""
     with open_file(file) as raw:
         dialect = replace(PLAIN, compression=compression_of(raw.read(HEAD)))
     with open_text(file, dialect) as text:
-        return replace(dialect, encoding=encoding_of(text.read(HEAD)) or PLAIN.encoding)
+        head = text.read(HEAD)
+    encoding = encoding_of(head)
+    if encoding in _OPENINGS and not any(opening in head for opening in _OPENINGS[encoding]):
+        encoding = ""  # zeros between its lines, and no text of two bytes a character
+    return replace(dialect, encoding=encoding or PLAIN.encoding)
