@@ -281,7 +281,7 @@ class SiteCheck:
         for name, detail, advice in lacking_tasks(policy):
             yield Check(f"method {name}", CheckOutcome.WARNING, detail, advice)
         for name, detail, advice in unbounded_datasets(self._config):
-            yield Check(f"dataset {name}", CheckOutcome.WARNING, detail, advice)
+            yield Check(f"exact sums of {name}", CheckOutcome.WARNING, detail, advice)
         if left_out := [name for name in METHODS if name not in policy.methods]:
             yield Check("methods", CheckOutcome.OK, f"{len(policy.methods)}; not allowed: {', '.join(left_out)}")
 

@@ -56,8 +56,8 @@ def _recognised(file: AnyFile) -> Dialect:
     with open_file(file) as raw:
         dialect = replace(PLAIN, compression=compression_of(raw.read(HEAD)))
     with open_text(file, dialect) as text:
-        head = text.read(HEAD)
-    encoding = encoding_of(head)
-    if encoding in _OPENINGS and not any(opening in head for opening in _OPENINGS[encoding]):
+        start = text.read(HEAD)
+    encoding = encoding_of(start)
+    if encoding in _OPENINGS and not any(opening in start for opening in _OPENINGS[encoding]):
         encoding = ""  # zeros between its lines, and no text of two bytes a character
     return replace(dialect, encoding=encoding or PLAIN.encoding)
