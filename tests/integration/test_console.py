@@ -166,7 +166,7 @@ def test_a_forged_form_does_nothing(attack: Adversary) -> None:
 
 
 def test_who_has_no_session_cannot_fill_the_log(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header that is none is no internal error; what a visitor can cause again and again is counted after some lines."""
+    """An unreadable header causes no internal error; what a visitor can cause again and again is counted after some lines."""
     console, passed = console_of(attack), list[logging.LogRecord]()
     flood = FloodFilter(lambda *_: None, wait=lambda *_: None)
     monkeypatch.setattr(LOG, "handlers", [Kept(passed, flood)])

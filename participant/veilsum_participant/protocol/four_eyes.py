@@ -43,6 +43,6 @@ def _as_read(name: str) -> tuple[str, str]:
 
 
 def _letter(sign: str) -> str:
-    """A letter without a stroke, hook or missing dot, which are no marks that decompose."""
+    """A letter without its stroke, hook or missing dot, which do not decompose as marks do."""
     words = unicodedata.name(sign, sign).partition(" WITH ")[0].split()
     return words[-1].lower() if words[0] == "LATIN" and len(words[-1]) == 1 else sign

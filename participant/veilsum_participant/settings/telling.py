@@ -63,7 +63,7 @@ def unbounded_datasets(config: ParticipantConfig) -> Iterator[tuple[str, str, st
 
 
 def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
-    """Tasks that the policy lists and that there are no more: the name, what became of it, and what to do."""
+    """Tasks that the policy lists and that were removed: the name, what became of it, and what to do."""
     for name in policy.tasks:
         if name in FORMER:
             told = f"removed after version {FORMER[name].version}; studies ask for {FORMER[name].now!r} in its place"

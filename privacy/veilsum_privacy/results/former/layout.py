@@ -107,7 +107,7 @@ def choose_parameters(sums: list[tuple[int, int, Fraction]], participants: int) 
 
 @dataclass(frozen=True)
 class FormerStudy(SummedStudy):
-    """A study of which a task is no more: its sums are those that were released, whose signatures can be checked all the same.
+    """A study of which a task was removed: its sums are those that were released, whose signatures can still be checked.
 
     Attributes:
         sizes: of the sums, by label.
