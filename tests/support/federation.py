@@ -140,11 +140,13 @@ class Parties:
         analyst: who signs studies.
         credentials: of the sites, as they were made.
         policy: of every site; it pins all of them.
+        sizes: how many records each site states that it may hold.
     """
 
     def __init__(self, directory: Path, data: Data, *, clock: Callable[[], int] = unix_time, **policy: Any) -> None:
         self.kit: Kit = fresh_kit(directory, sorted(data), clock)
         self.clock, self.names = clock, sorted(data)
+        self.sizes = {name: max(1, len(features)) for name, (features, _) in data.items()}
         self.analyst: Credentials = load_credentials(self.kit.analyst.identity, clock())
         self.credentials = {party.name: load_credentials(party.identity, clock()) for party in self.kit.participants}
         pins = {name: found.identity.fingerprint for name, found in self.credentials.items()}
@@ -170,7 +172,7 @@ class Parties:
             coordinator=coordinator,
             identity=place / "identity",
             state=place / "participant.db",
-            datasets={DATASET: DatasetConfig(path=place / "records.npz")},
+            datasets={DATASET: DatasetConfig(path=place / "records.npz", most_records=self.sizes[name])},
             policy=self.policy,
         )
 

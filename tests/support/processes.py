@@ -431,7 +431,7 @@ def write_participant(
     agreed = parties.policy.model_dump(mode="json", exclude_none=True)
     tables = {
         "": {"coordinator": coordinator, "isolation": isolation},
-        f"datasets.{DATASET}": {"path": "records.npz"},
+        f"datasets.{DATASET}": {"path": "records.npz", "most_records": parties.sizes[name]},
         f"budgets.{DATASET}": {"epsilon": "unlimited" if budget[0] is None else budget[0], "delta": budget[1]},
         "policy": {key: value for key, value in agreed.items() if key != "trusted"},
         "policy.trusted": agreed["trusted"],

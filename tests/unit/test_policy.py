@@ -42,7 +42,7 @@ def make_config(
     **policy: Any,
 ) -> ParticipantConfig:
     values = {"analysts": ("ana",), "trusted": PINNED} | policy
-    dataset = DatasetConfig(path=Path(path), subject=subject, header=header, columns=columns)
+    dataset = DatasetConfig(path=Path(path), subject=subject, header=header, columns=columns, most_records=1000)
     return ParticipantConfig(coordinator="localhost:1", datasets={DATASET: dataset}, policy=Policy(**values))
 
 
@@ -76,13 +76,14 @@ def test_a_policy_that_lists_a_former_task_loads_and_says_what_took_its_place() 
 
 
 def test_a_site_that_accepts_exact_sums_is_asked_how_many_records_it_may_have() -> None:
-    """Without that word two exact sums can show it (decision 123)."""
-    exact = make_config(noise=("none",))
+    """Without that word two exact sums could show it, so it gives none (decision 123)."""
+    stating = make_config(noise=("none",))
+    unstated = stating.datasets[DATASET].model_copy(update={"most_records": 0})
+    exact = stating.model_copy(update={"datasets": {DATASET: unstated}})
     ((name, _, advice),) = unbounded_datasets(exact)
     assert (name, advice) == (DATASET, f"State datasets.{DATASET}.most_records, a round number with room to grow.")
     assert any(advice in said for said in cautions(exact))
-    stated = {DATASET: exact.datasets[DATASET].model_copy(update={"most_records": 3000})}
-    assert not list(unbounded_datasets(exact.model_copy(update={"datasets": stated})))
+    assert not list(unbounded_datasets(stating))
     assert not list(unbounded_datasets(make_config()))
 
 

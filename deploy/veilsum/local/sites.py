@@ -64,7 +64,8 @@ def make_local(
     )
     cores, studies = {}, LocalStudies(shared=True)
     for party in kit.participants:
-        offered = DatasetConfig(path=files[party.name], subject=subject, header=header)
+        # whoever simulates has the files, so that no sum shows anything new of their size
+        offered = DatasetConfig(path=files[party.name], subject=subject, header=header, most_records=1)
         if offered.named_in_records:  # whoever simulates has the files
             names = reader_of(files[party.name]).layout()[0].schema.names
             offered = offered.model_copy(update={"columns": tuple(name for name in names if names.count(name) == 1)})

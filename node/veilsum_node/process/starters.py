@@ -42,6 +42,7 @@ path = "data/records.csv"
 # population = "records"      # whose records they are; all datasets of one population share one budget
 # subject = "patient"         # column that tells persons apart, for studies whose unit is the subject; it never leaves
 # header = false              # where a CSV file's first line holds a record, and not the names of the columns
+# most_records = 3000         # how many it may come to hold, a round number of yours; without it no exact sums are given
 # delimiter = ";"             # of CSV; decimal = ",", encoding = "cp1252", compression = "gzip" are declared so too
 # columns = ["age", "sex"]    # what studies may ask for, of which none is accepted without it where the first line of a CSV
                               # file names the columns; `veilsum participant check --columns` shows what is there

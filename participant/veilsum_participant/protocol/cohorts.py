@@ -13,9 +13,6 @@ Sums of one vector a site, as training gives it, may weigh their members. Two of
 of the same vectors, also where they are of two studies: w of the one less c times v of the other leaves the vectors of some
 members. So weights are remembered as well, and no such difference may leave one member more than 1 / ``min_cohort`` of it. At
 equal weights that is the rule for members.
-
-A site with more records than a study's ``max_records`` may count for less, as whoever states it chooses. So sums without noise
-of a population have the same, unless its sites state that they have no more (``most_records``).
 """
 
 from __future__ import annotations
@@ -63,23 +60,16 @@ class RememberedCohort:
         study: digest of the study.
         members: None after a restored backup whose receipts do not show them.
         weights: of a sum of one vector a site; None of others, and where they are not known.
-        records: the study's ``max_records``; None with noise, and where it is not known.
     """
 
     study: bytes
     members: Cohort | None
     weights: Weights | None = None
-    records: int | None = None
 
 
 def is_held(study: Study) -> bool:
     """Whether the cohorts of a study's sums are held to earlier ones; a study without noise is always strict."""
     return study.privacy.cohort_difference == "strict"
-
-
-def counted_records(study: Study) -> int | None:
-    """As how many records a site counts at most; None with noise, which hides where that cuts."""
-    return study.data.max_records if study.privacy.noise == "none" else None
 
 
 def remember(
@@ -90,16 +80,15 @@ def remember(
     context: bytes,
     members: Cohort | None,
     weights: Weights | None = None,
-    records: int | None = None,
 ) -> None:
     """Remember the cohort of a sum that is charged; belongs into the same transaction. Nothing if its study is known to have
     had that cohort.
 
     Args:
         members: None if they are not known.
-        weights, records: as of :class:`RememberedCohort`.
+        weights: as of :class:`RememberedCohort`.
     """
-    text = None if members is None else _dump(members, weights, records)
+    text = None if members is None else _dump(members, weights)
     same = select(COHORTS.c.context).where(COHORTS.c.study == key, COHORTS.c.members == text)
     if text is None or connection.execute(same.limit(1)).first() is None:
         values = {"context": context, "study": key, "dataset": dataset, "population": population, "members": text}
@@ -201,8 +190,8 @@ def cohort_faults(
     if any(of == key and names for of, names in apart):
         yield Refusal(RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and this is another.")
         return
-    if fault := _earlier_fault(study, config, earlier):
-        yield fault
+    if any(item.members is None for item in earlier):
+        yield _unknown(population)
         return
     close = sorted({tuple(sorted(names)) for _, names in apart if 0 < len(names) < policy.min_cohort}, key=len)
     if close:
@@ -228,23 +217,9 @@ def cohort_faults(
             return
 
 
-def _earlier_fault(study: Study, config: ParticipantConfig, earlier: Sequence[RememberedCohort]) -> Refusal | None:
-    """Whether it is not known of whom an earlier sum was, or what a site with more records than that counts weighed in it."""
-    most, population = counted_records(study), config.population(study.dataset)
-    if any(item.members is None for item in earlier):
-        message = (
-            f"A restored backup does not know who was in a sum of the population {population}, so none can stand beside it."
-        )
-        return Refusal(RefusalCode.COHORT_CHANGED, message, FORGOTTEN)
-    others = {item.records for item in earlier if item.records is not None} - {most}
-    stated = [own.most_records for name, own in config.datasets.items() if config.population(name) == population]
-    if most is None or not others or (all(stated) and max(stated) <= min(most, *others)):
-        return None
-    told = (
-        f"An earlier sum without noise of the population {population} had a max_records of {min(others)}, this one has {most}:"
-    )
-    advice = "Ask for the same; or let the site state most_records with its datasets, of the smaller of both at most."
-    return Refusal(RefusalCode.COHORT_CHANGED, f"{told} their difference could show a site with more records.", advice)
+def _unknown(population: str) -> Refusal:
+    message = f"A restored backup does not know who was in a sum of the population {population}, so none can stand beside it."
+    return Refusal(RefusalCode.COHORT_CHANGED, message, FORGOTTEN)
 
 
 def joining_faults(connection: Connection, study: Study, config: ParticipantConfig, own: str) -> Iterator[Refusal]:
@@ -253,8 +228,8 @@ def joining_faults(connection: Connection, study: Study, config: ParticipantConf
         return
     population, policy = config.population(study.dataset), config.policy
     earlier = remembered(connection, config, population)
-    if fault := _earlier_fault(study, config, earlier):
-        yield fault
+    if any(item.members is None for item in earlier):
+        yield _unknown(population)
         return
     cohorts = {frozenset(item.members) for item in earlier if item.members is not None}
     smallest = max(policy.min_cohort, study.privacy.min_cohort)
@@ -281,14 +256,13 @@ def _possible(invited: Sequence[str], own: str, smallest: int, cohorts: Collecti
     return len(invited) < smallest  # another rule's business
 
 
-def _dump(members: Cohort, weights: Weights | None = None, records: int | None = None) -> str:
-    """A cohort as it is kept: keys by name, each with the member's weight where it is known; its records by no name."""
+def _dump(members: Cohort, weights: Weights | None = None) -> str:
+    """A cohort as it is kept: keys by name, each with the member's weight where it is known."""
     kept = {name: key if weights is None else [key, weights[name].hex()] for name, key in sorted(members.items())}
-    return json.dumps(kept if records is None else {"": records, **kept})
+    return json.dumps(kept)
 
 
-def _load(text: str) -> tuple[Cohort, Weights | None, int | None]:
+def _load(text: str) -> tuple[Cohort, Weights | None]:
     kept = json.loads(text)
-    records = kept.pop("", None)
     weights = {name: float.fromhex(item[1]) for name, item in kept.items() if not isinstance(item, str)}
-    return {name: item if isinstance(item, str) else item[0] for name, item in kept.items()}, weights or None, records
+    return {name: item if isinstance(item, str) else item[0] for name, item in kept.items()}, weights or None

@@ -19,7 +19,7 @@ from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.budgets import record_refused_release
-from veilsum_participant.protocol.cohorts import Weights, by_key, cohort_faults, counted_records, is_held, remember
+from veilsum_participant.protocol.cohorts import Weights, by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
 from veilsum_participant.protocol.limits import paid_weights
 from veilsum_participant.protocol.open_studies import OpenStudy, check_certificates, load_open_study
@@ -271,8 +271,7 @@ class Openings:
             keep_seen_of(connection, row, assignment, shown, answers, agreed)
         if is_held(opened.study):
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
-            population, records = site.config.population(dataset), counted_records(opened.study)
-            remember(connection, key, dataset, population, row.context, members, weights, records)
+            remember(connection, key, dataset, site.config.population(dataset), row.context, members, weights)
         return agreed
 
     def on_released(self, key: bytes, attempt: int) -> None:

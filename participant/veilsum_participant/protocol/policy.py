@@ -26,6 +26,7 @@ from veilsum_privacy.study.study import Study, TaskDeclaration
 
 if TYPE_CHECKING:
     from veilsum_participant.settings.config import ParticipantConfig, Policy
+    from veilsum_participant.settings.dataset_config import DatasetConfig
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
@@ -157,14 +158,27 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             f"A person may have several records of dataset {study.dataset!r}.",
             f'Ask for privacy.unit = "subject"; or, if nobody has two, state datasets.{study.dataset}.joined = false.',
         )
-    if dataset is not None and study.privacy.noise == "none" and study.data.max_records < dataset.most_records:
-        yield Refusal(RefusalCode.DISCLOSURE, "Without noise all most_records must count.", "Ask for a larger max_records.")
+    if dataset is not None and study.privacy.noise == "none":
+        yield from _exact_faults(study, dataset)
     if dataset is not None and dataset.csv and dataset.header != study.data.header:
         yield Refusal(
             RefusalCode.DATASET,
             f"Dataset {study.dataset!r}: {header_conflict(study.data)}",
             f"State datasets.{study.dataset}.header as the file is, or ask for a schema that fits it.",
         )
+
+
+def _exact_faults(study: Study, dataset: DatasetConfig) -> Iterator[Refusal]:
+    """Exact sums count all records that the site may hold: of two that are cut unlike, the difference is its own vector."""
+    if not dataset.most_records:
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            f"This site has not stated how many records dataset {study.dataset!r} may come to hold,"
+            " which exact sums could show.",
+            f"Let it state datasets.{study.dataset}.most_records, a round number with room to grow; or ask for noise.",
+        )
+    elif study.data.max_records < dataset.most_records:
+        yield Refusal(RefusalCode.DISCLOSURE, "Without noise all most_records must count.", "Ask for a larger max_records.")
 
 
 def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:

@@ -17,7 +17,7 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import key_fingerprint
 from veilsum_node.identity.certificate import common_name, load_certificate, p256_key
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.protocol.cohorts import Cohort, counted_records, is_held, remember
+from veilsum_participant.protocol.cohorts import Cohort, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
 from veilsum_participant.site import COMPLETE, ELSEWHERE, LOG, Site
 from veilsum_participant.store.attempts import (
@@ -196,8 +196,7 @@ def _remember(connection: Connection, site: Site, receipt: Receipt, signed: Sign
     if signed_study is None or is_held(signed_study):
         members = None if row is None or kept is None else _members(row, kept)
         population = _population(connection, site, receipt)
-        records = None if signed_study is None else counted_records(signed_study)
-        remember(connection, study, receipt.dataset, population, receipt.context, members, records=records)
+        remember(connection, study, receipt.dataset, population, receipt.context, members)
 
 
 def _members(row: AttemptRow, kept: StudyRow) -> Cohort:

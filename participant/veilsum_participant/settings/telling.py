@@ -54,9 +54,9 @@ def cautions(config: ParticipantConfig) -> list[str]:
 
 
 def unbounded_datasets(config: ParticipantConfig) -> Iterator[tuple[str, str, str]]:
-    """Datasets of which exact sums may be asked for and that state no size: the name, what that tells, and what to do."""
+    """Datasets of which exact sums may be asked for and that state no size: the name, what follows, and what to do."""
     if "none" in config.policy.noise:
-        told = "policy.noise accepts exact sums, and two of them can show a site by its number of records beyond max_records"
+        told = "policy.noise accepts exact sums, and every study of them is refused until the dataset's size is stated"
         for name, offered in config.datasets.items():
             if not offered.most_records:
                 yield name, told, f"State datasets.{name}.most_records, a round number with room to grow."
