@@ -337,7 +337,7 @@ class SiteCheck:
             faults += column_faults(study, config)
             if request.participants:
                 faults += invited_faults(study, config.policy, own)
-                faults += joining_faults(connection, study, config, own)
+                faults += joining_faults(connection, agreed, config, own)
             faults += budget_faults(connection, config, books, agreed.digest, study)
         refusal = Refusal.of(faults)
         if refusal is None:

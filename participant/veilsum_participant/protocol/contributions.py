@@ -7,6 +7,7 @@ and pays for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -302,8 +303,10 @@ class Contributions:
         return Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
 
     def _seconds(self, opened: OpenStudy, checked: Assigned) -> float:
-        """How long a process that meets records may take: half of what is left, so that there is time to answer without it."""
-        return max(0.0, (min(checked.assignment.deadline, opened.study.expires) - self._site.clock()) / 2)
+        """How long a process that meets records may take: a power of two of seconds, so that no deadline sets it close to what
+        the site takes; at most three quarters of what is left, so that there is time to answer without it."""
+        left = min(checked.assignment.deadline, opened.study.expires) - self._site.clock()
+        return 2.0 ** math.floor(math.log2(0.75 * left)) if left > 0 else 0.0
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: Assigned, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
