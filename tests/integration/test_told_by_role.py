@@ -36,6 +36,9 @@ STATUS = frozenset(
 LISTED = frozenset(f"studies.{name}" for name in STATUS)
 SPENT = frozenset({"participants.participant", "participants.events"})
 FILE = frozenset({"data", "total"})
+OWN_RECEIPTS = frozenset(
+    {f"receipts.{name}" for name in ("receipt.body", "receipt.signature", "number", "consent")} | {"last"}
+)
 NOTHING: Fields = frozenset()
 GREETED = frozenset({"version", "now", "coordinator", "software"})
 
@@ -61,7 +64,7 @@ TOLD: dict[str, dict[str, Fields | grpc.StatusCode]] = {
     "Fetch of a roster": {MEMBER: MALFORMED, OUTSIDER: MALFORMED, **ONLY_SITES},
     "Fetch of a release": {MEMBER: MALFORMED, OUTSIDER: MALFORMED, **ONLY_SITES},
     "Fetch of receipts": {
-        MEMBER: frozenset({f"receipts.{name}" for name in ("receipt.body", "receipt.signature", "number", "consent")} | {"last"}),
+        MEMBER: OWN_RECEIPTS,
         OUTSIDER: NOTHING,
         **ONLY_SITES,
     },
