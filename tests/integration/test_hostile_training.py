@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary, altered, make_adversary
 from support.restoring import copy_database, restore, vouch
 from support.studies import compiled as own_study
@@ -18,6 +18,7 @@ from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.endorsement import recover_receipts
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
@@ -104,6 +105,8 @@ def test_a_restored_site_does_not_know_by_which_weights_its_sums_were(bed: TestB
     vouch(site)
     peer = bed.sites["b"].ledger
     recover_receipts(site, peer.receipts(participant="a"), lambda entry: peer.receipts(entry=entry))
+    told = [item for item in SiteCheck(site.config, site.clock).run() if item.check == f"cohorts {DATASET}"]
+    assert [item.status for item in told] == [CheckOutcome.OK, CheckOutcome.WARNING]
     attack = Adversary(bed, public(None, bed))
     assert attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
     attack.use(compiled(bed, 5.0, rounds=1, model={"name": "linear"}, local_steps=1))

@@ -212,7 +212,7 @@ def cohort_faults(
             + (" If a site changed its key, confirm the new fingerprint and pin it." if set(close[0]) & set(present) else ""),
         )
         return
-    if weights is not None and any(map(_is_unknown, earlier)):
+    if weights is not None and any(map(lacks_weights, earlier)):
         yield _unknown(population, "by which weights members were", UNWEIGHED)
         return
     for item in earlier:
@@ -229,7 +229,7 @@ def cohort_faults(
             return
 
 
-def _is_unknown(item: RememberedCohort) -> bool:
+def lacks_weights(item: RememberedCohort) -> bool:
     """Whether its weights are not known, after a restored backup."""
     return item.weights is not None and any(map(math.isnan, item.weights.values()))
 
@@ -249,7 +249,7 @@ def joining_faults(connection: Connection, agreed: DeclaredStudy, config: Partic
     if any(item.members is None for item in earlier):
         yield _unknown(population)
         return
-    if any(map(_is_unknown, earlier)) and any(task.terms.kind in VECTORS for task in agreed.tasks):
+    if any(map(lacks_weights, earlier)) and any(task.terms.kind in VECTORS for task in agreed.tasks):
         yield _unknown(population, "by which weights members were", UNWEIGHED)
     cohorts = {frozenset(item.members) for item in earlier if item.members is not None}
     smallest = max(policy.min_cohort, study.privacy.min_cohort)
