@@ -413,6 +413,31 @@ def test_a_site_that_states_no_size_gives_no_exact_sums(scene: Scene) -> None:
     assert scene.attack.enrol("a").call == "enrol"
 
 
+def test_a_site_that_cannot_compute_gives_no_exact_sum(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether by a disk's fault, or by a deadline that its reader does not meet: the sum without its records, beside one with
+    them, would show its own vector. With noise it contributes all the same, and pays."""
+    site = scene.sites["a"]
+    scene.begin(scene.study())
+    scene.release(ABCD)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(site, "batches", broken)
+        scene.begin(scene.study())
+        before = scene.attack.kinds("a")
+        assert scene.asked(ABCD) == {**uploaded("bcd"), "a": RefusalCode.INTERNAL}
+        assert Counter(scene.attack.kinds("a")) - Counter(before) == Counter({"reserve": 1, "free": 1})
+        row = scene.attack.attempt_row("a")
+        assert row is not None
+        assert (row.state, row.payload, row.words) == ("tombstone", None, None)
+        scene.begin(scene.study("distributed"))
+        assert scene.asked(ABCD) == uploaded(ABCD)
+    scene.begin(scene.study())
+    scene.release(ABCD)
+
+
 def test_what_no_site_exceeds_may_differ(scene: Scene) -> None:
     """By the word of each site, which no record decides."""
     state_sizes(scene, 19)

@@ -117,8 +117,12 @@ class Contributions:
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
             raise
-        with site.observer.timed(SiteStep.COMPUTE):
-            computed = self._compute(opened, checked, ready)
+        try:
+            with site.observer.timed(SiteStep.COMPUTE):
+                computed = self._compute(opened, checked, ready)
+        except Refusal:
+            self.give_up(key, assignment.attempt)
+            raise
         with site.observer.timed(SiteStep.ENCRYPT):
             return seal_payload(site, opened, checked, computed)
 
@@ -251,7 +255,12 @@ class Contributions:
             raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
 
     def _compute(self, opened: OpenStudy, checked: Assigned, ready: _Ready) -> Computed:
-        """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
+        """The site's vector, of its records or of what it kept. Under noise nothing is raised, whatever the records are.
+
+        Raises:
+            Refusal: without noise the site could not compute at all. Of two sums of one cohort, one of them without its
+                records, the difference would be its own vector; and nothing is promised of a record.
+        """
         site, study, plan, task = self._site, opened.study, checked.plan, checked.assignment
         if ready.kept is not None:
             return Computed(ready.kept, True)
@@ -279,13 +288,15 @@ class Contributions:
             site.observer.failed()
             LOG.error(
                 "study %s: round %d (%s) failed on this site's records; records that failed count as none, and the round is"
-                " charged",
+                " charged, unless it has no noise and all of them failed",
                 study.name,
                 task.round,
                 task.label,
                 exc_info=part.fault,
                 extra=fields,
             )
+        if part.lost and study.privacy.noise == "none":
+            raise Refusal(RefusalCode.INTERNAL, "Without noise a site that cannot compute takes no part in a sum.")
         if part.cut:
             site.observer.cut()
             LOG.warning(
