@@ -8,7 +8,7 @@ coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -98,11 +98,8 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[DeclaredS
     return agreed, analyst.name
 
 
-Faults = Callable[[], Iterable[Refusal]]
-
-
 def study_refusal(
-    connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str, spent: Faults | None = None
+    connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str, *, bounded: bool = False
 ) -> Refusal | None:
     """What in policy and budget speaks against a verified study, as one refusal; None for nothing.
 
@@ -110,34 +107,24 @@ def study_refusal(
     cohorts its sums had, what was spent of its budget.
 
     Args:
-        spent: what speaks against it in what its population has spent; by itself without a bound on how often.
+        bounded: whether it is an answer to the analyst, which says something of the budget and so is not given without end.
     """
-    study, config = agreed.study, site.config
+    key, study, config = agreed.digest, agreed.study, site.config
     refusal = Refusal.of(study_faults(agreed, analyst, config, site.name, site.budget_delta(study.dataset, connection)))
-
-    def history() -> Iterator[Refusal]:
-        if site.withheld(study.dataset):
-            told = f"Dataset {study.dataset!r} is withheld: its records do not suit this site's own schema of it."
-            yield Refusal(RefusalCode.DATASET, told, "Ask the site; `veilsum participant check` shows it what to correct.")
-        yield from joining_faults(connection, agreed, config, site.name)
-        yield from spent() if spent else budget_faults(connection, config, site.ledger, agreed.digest, study)
-
-    return refusal or Refusal.of(history())
-
-
-def _answer(connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str) -> Refusal | None:
-    """What an analyst is told of a study, which says something of the budget and so is not told without end."""
-    key, study = agreed.digest, agreed.study
-
-    def spent() -> list[Refusal]:
-        asked = answer_fault(connection, site, key, study, analyst)
-        if asked is not None:
-            return [asked]  # the budget is not looked at, so that nothing about this refusal depends on it
-        budget = list(budget_faults(connection, site.config, site.ledger, key, study))
+    if refusal is not None:
+        return refusal
+    faults = [*joining_faults(connection, agreed, config, site.name)]
+    if site.withheld(study.dataset):
+        told = f"Dataset {study.dataset!r} is withheld: its records do not suit this site's own schema of it."
+        advice = "Ask the site; `veilsum participant check` shows it what to correct."
+        faults.append(Refusal(RefusalCode.DATASET, told, advice))
+    asked = answer_fault(connection, site, key, study, analyst) if bounded else None
+    if asked is not None:  # the budget is not looked at, so that nothing about this refusal depends on it
+        return Refusal.of([*faults, asked])
+    budget = list(budget_faults(connection, config, site.ledger, key, study))
+    if bounded:
         keep_answer(connection, site, key, study, analyst, fits=not budget)
-        return budget
-
-    return study_refusal(connection, site, agreed, analyst, spent)
+    return Refusal.of([*faults, *budget])
 
 
 def rehearsal_faults(site: Site, agreed: DeclaredStudy) -> Iterator[Refusal]:
@@ -171,7 +158,7 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Decl
     if row is not None and approved:
         names = listed([entry.detail["operator"] for entry in approvals(connection, site, row)] or ["the operator"])
         LOG.info("study %s (%s) was approved by %s", study.name, analyst, names, extra=about("approved", digest=key))
-    refusal = (study_refusal if approved else _answer)(connection, site, agreed, analyst)
+    refusal = study_refusal(connection, site, agreed, analyst, bounded=not approved)
     refusal = refusal or Refusal.of(rehearsal_faults(site, agreed))
     if refusal is not None:
         drop_pending(connection, key)

@@ -57,7 +57,7 @@ MOST_COMPARISONS = 20_000
 FORGOTTEN = "Run `veilsum ledger recover --from` with the export of a site that took part; its receipts show who was in it."
 """What to do where a restored site does not know a cohort."""
 
-UNWEIGHED = 'Ask for a study with noise and cohort_difference = "allowed"; sums over records can stand beside it as well.'
+UNWEIGHED = 'Ask for sums over records, or for a study with noise and cohort_difference = "allowed".'
 """What to do where a restored site does not know by which weights a sum of one vector a site had its members."""
 
 

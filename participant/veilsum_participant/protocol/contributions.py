@@ -117,12 +117,8 @@ class Contributions:
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
             raise
-        try:
-            with site.observer.timed(SiteStep.COMPUTE):
-                computed = self._compute(opened, checked, ready)
-        except Refusal:
-            self.give_up(key, assignment.attempt)
-            raise
+        with site.observer.timed(SiteStep.COMPUTE):
+            computed = self._compute(opened, checked, ready)
         with site.observer.timed(SiteStep.ENCRYPT):
             return seal_payload(site, opened, checked, computed)
 
@@ -258,8 +254,7 @@ class Contributions:
         """The site's vector, of its records or of what it kept. Under noise nothing is raised, whatever the records are.
 
         Raises:
-            Refusal: without noise the site could not compute at all. Of two sums of one cohort, one of them without its
-                records, the difference would be its own vector; and nothing is promised of a record.
+            Refusal: without noise the site cannot compute: two sums, one without its records, would show its own vector.
         """
         site, study, plan, task = self._site, opened.study, checked.plan, checked.assignment
         if ready.kept is not None:
@@ -296,6 +291,7 @@ class Contributions:
                 extra=fields,
             )
         if part.lost and study.privacy.noise == "none":
+            self.give_up(opened.digest, task.attempt)
             raise Refusal(RefusalCode.INTERNAL, "Without noise a site that cannot compute takes no part in a sum.")
         if part.cut:
             site.observer.cut()
