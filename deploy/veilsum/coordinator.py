@@ -20,7 +20,7 @@ class Coordinator(Protocol):
         """Who the coordinator is and who is connected."""
 
     def spending(self, dataset: str) -> dict[str, Counter[Mechanism]] | None:
-        """What its studies have released of a dataset, by participant; None where it cannot tell."""
+        """What the caller's studies have released of a dataset, by participant; None where it cannot tell."""
 
     def submit(self, study: Study, analyst: Credentials) -> bytes:
         """Sign and submit a study; returns its digest."""

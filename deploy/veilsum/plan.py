@@ -129,7 +129,7 @@ class StudyPlan:
         parts: of the result, in order.
         verdict: by the rule.
         error_epsilon: smallest epsilon of the whole study that reaches it; None where none does, or nothing is forecast.
-        losses: of each participant, by this coordinator's studies of the dataset; None where that is not known.
+        losses: of each participant, by the caller's studies of the dataset; None where that is not known.
         assumed: names of columns of which nothing was guessed, which lie as :mod:`veilsum.typical` says.
         weights: by query, where several are asked, its part of what one record adds.
         affordable: how many such studies a budget of :data:`USUAL_BUDGET` bears from its start; None without noise.

@@ -187,7 +187,7 @@ class CoordinatorInfo:
     connected: tuple[str, ...]
     known: tuple[str, ...]
     received: dict[str, int]
-    """Bytes of contributions received from each."""
+    """Bytes of contributions received from each, of everybody's studies: told to operators alone, as is ``seen``."""
 
     seen: dict[str, int] = field(default_factory=dict)
     """When the last session of each began or ended, Unix seconds."""
@@ -218,7 +218,8 @@ class Remote:
         )
 
     def spending(self, dataset: str) -> dict[str, Counter[Mechanism]] | None:
-        """What this coordinator's studies have released of a dataset, by participant: mechanisms and how often.
+        """What the caller's studies, an operator all of them, have released of a dataset, by participant: mechanisms and how
+        often.
 
         Returns:
             None where the coordinator cannot tell: its software is too old.

@@ -1206,7 +1206,7 @@ class ParticipantStatus(_message.Message):
     name: _builtins.str
     connected: _builtins.bool
     last_seen: _builtins.int
-    """unix seconds, 0: never"""
+    """unix seconds, 0: never; for operators, as are bytes_received, of everybody's studies"""
     bytes_received: _builtins.int
     def __init__(
         self,

@@ -235,7 +235,7 @@ class StudiesStub:
     Watch: _grpc.UnaryStreamMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]
     Abort: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]
     Spending: _grpc.UnaryUnaryMultiCallable[_federation_pb2.SpendingRequest, _federation_pb2.SpendingReply]
-    """Tells what the coordinator's own studies have cost each participant, by the mirror."""
+    """Tells what the caller's studies, an operator all of the coordinator's, have cost each participant, by the mirror."""
     Result: _grpc.UnaryStreamMultiCallable[_federation_pb2.ResultRequest, _federation_pb2.Chunk]
     """Streams one file of a finished study's result or of its proof, or of a checkpoint."""
 
@@ -251,7 +251,7 @@ class StudiesAsyncStub(StudiesStub):
     Watch: _aio.UnaryStreamMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]  # type: ignore[assignment]
     Abort: _aio.UnaryUnaryMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]  # type: ignore[assignment]
     Spending: _aio.UnaryUnaryMultiCallable[_federation_pb2.SpendingRequest, _federation_pb2.SpendingReply]  # type: ignore[assignment]
-    """Tells what the coordinator's own studies have cost each participant, by the mirror."""
+    """Tells what the caller's studies, an operator all of the coordinator's, have cost each participant, by the mirror."""
     Result: _aio.UnaryStreamMultiCallable[_federation_pb2.ResultRequest, _federation_pb2.Chunk]  # type: ignore[assignment]
     """Streams one file of a finished study's result or of its proof, or of a checkpoint."""
 
@@ -306,7 +306,7 @@ class StudiesServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.SpendingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.SpendingReply, _abc.Awaitable[_federation_pb2.SpendingReply]]:
-        """Tells what the coordinator's own studies have cost each participant, by the mirror."""
+        """Tells what the caller's studies, an operator all of the coordinator's, have cost each participant, by the mirror."""
 
     @_abc_1.abstractmethod
     def Result(

@@ -98,13 +98,16 @@ def test_the_budget_is_not_looked_at_beyond_the_bound(searcher: Searcher) -> Non
     assert counted == 6.0
 
 
-def test_other_reasons_are_named_beside_it(searcher: Searcher) -> None:
-    for _ in range(MOST):
-        searcher.ask(3.0)
+def test_a_study_that_breaks_the_policy_is_told_nothing_of_the_budget(searcher: Searcher) -> None:
+    """It hears the same whether the budget bears it, and it is no answer that counts."""
     site = searcher.attack.bed.sites["a"]
-    site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update={"methods": ()})})
-    searcher.prepare(3.0)
-    assert searcher.attack.enrol("a").codes == (RefusalCode.METHOD, RefusalCode.ASKED)
+    kept = site.config
+    site.config = kept.model_copy(update={"policy": kept.policy.model_copy(update={"methods": ()})})
+    for epsilon in (0.01, 3.0) * MOST:
+        searcher.prepare(epsilon)
+        assert searcher.attack.enrol("a").codes == (RefusalCode.METHOD,)
+    site.config = kept
+    assert searcher.ask(3.0) is RefusalCode.BUDGET
 
 
 @pytest.mark.parametrize("end", [True, False])

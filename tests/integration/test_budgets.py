@@ -198,7 +198,7 @@ def test_enrolments_that_race_for_the_last_of_a_budget(tight: TestBed) -> None:
 
 
 def test_a_refused_study_is_recorded_once_with_every_reason(tight: TestBed) -> None:
-    """The coordinator may ask as often as it likes; the ledger names all rules, with figures and advice."""
+    """The coordinator may ask as often as it likes; the ledger names all rules of the policy, with figures and advice."""
     site = tight.sites["a"]
     policy = site.config.policy.model_copy(update={"min_cohort": 4, "max_epsilon": 0.5, "units": ("subject",)})
     site.config = site.config.model_copy(update={"policy": policy})
@@ -206,12 +206,12 @@ def test_a_refused_study_is_recorded_once_with_every_reason(tight: TestBed) -> N
     for _ in range(3):
         with pytest.raises(Refusal) as caught:
             enrol(tight, "a", study)
-    expected = (RefusalCode.COHORT_SMALL, RefusalCode.EPSILON, RefusalCode.BUDGET, RefusalCode.UNIT)
+    expected = (RefusalCode.COHORT_SMALL, RefusalCode.EPSILON, RefusalCode.UNIT)
     assert caught.value.codes == expected
     (entry,) = site.ledger.entries(kind=Kind.REFUSAL)
     assert [reason["code"] for reason in entry.detail["reasons"]] == [code.value for code in expected]
     assert all(reason["message"] for reason in entry.detail["reasons"])
-    assert entry.detail["reasons"][2]["advice"]
+    assert entry.detail["reasons"][1]["advice"]
     assert figures(tight, "a")["after"] == pytest.approx(epsilon_of(study, 1, 1e-5), rel=1e-6)
     site.ledger.verify(authority=site.credentials.authority)
 
@@ -226,7 +226,7 @@ def test_every_code_reaches_the_coordinator_over_the_wire(tmp_path: Path) -> Non
         machine = server.hub.studies[key].machine
         wait_for(lambda: machine.phase.over, "the study's end")
         shown = stub.Show(pb.ShowRequest(study=key)).refusals
-    codes = ["epsilon-too-large", "budget-exceeded", "unit-not-accepted"]
+    codes = ["epsilon-too-large", "unit-not-accepted"]
     for name in "ab":
         assert [item.code for item in shown if item.participant == name] == codes
         (entry,) = bed.sites[name].ledger.entries(kind=Kind.REFUSAL)

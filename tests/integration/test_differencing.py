@@ -23,6 +23,7 @@ from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.site import Site
 from veilsum_privacy.backup.backup import BackupOwner, back_up
 from veilsum_privacy.backup.restore import restore
+from veilsum_privacy.backup.restored import put_mark
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
@@ -220,6 +221,58 @@ def test_a_study_whose_sites_can_form_no_cohort_is_refused_at_once(scene: Scene)
     assert scene.attack.enrol("a").call == "enrol"
 
 
+def set_policy(site: Site, **changes: Any) -> None:
+    site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({"analysts": ("bob",)}, RefusalCode.ANALYST), ({"methods": ()}, RefusalCode.METHOD)]
+)
+def test_who_may_not_ask_hears_nothing_of_earlier_cohorts(scene: Scene, change: dict[str, Any], code: RefusalCode) -> None:
+    """The sites abc can form no cohort beside abcd, and that there was one is nothing for this analyst, or for this study."""
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    set_policy(scene.sites["a"], **change)
+    for names in (ABCD, "abc"):
+        scene.attack.use(inviting(scene.study(), names))
+        assert scene.attack.enrol("a").codes == (code,)
+
+
+def test_who_is_not_accepted_hears_nothing_else_of_the_site(scene: Scene) -> None:
+    """Neither its policy, nor what it offers, has spent or did before; nor whether its ledger verifies."""
+    site = scene.sites["a"]
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    set_policy(site, analysts=("bob",), min_cohort=5, max_epsilon=0.01, disclosures=(), approval="manual")
+    with site.database.transaction() as connection:
+        site.ledger.set_budget(connection, DATASET, 0.001, 1e-5, reason="test", operator="test", adaptive="gaussian")
+    asked = [
+        scene.study(),
+        inviting(scene.study(), "abc"),
+        scene.study("distributed", "allowed"),
+        scene.study(dataset="elsewhere"),
+        altered(scene.study(), method="fedcgs", privacy__unit="subject", weights={**dict.fromkeys("bcd", 1), "a": 2}),
+        altered(scene.study("local"), task__variance=1),
+        altered(scene.study(), task__disclosure="per-site"),
+    ]
+
+    def heard() -> list[tuple[RefusalCode, ...]]:
+        found = []
+        for study in asked:
+            scene.attack.use(altered(study, nonce=f"{len(asked)}{study.nonce[1:]}"))
+            found.append(scene.attack.enrol("a").codes)
+        return found
+
+    only = [(RefusalCode.ANALYST,)] * len(asked)
+    assert heard() == only
+    site.ledger_fault = "of a test"
+    assert heard() == only
+    site.ledger_fault = ""
+    with site.database.transaction() as connection:
+        put_mark(connection, site.clock(), site.ledger.head(connection))
+    assert heard() == only
+
+
 def test_a_study_that_may_have_an_earlier_cohort_is_let_in(tmp_path: Path) -> None:
     """All five differ from abcd in one; but without e, whom nobody has to invite, they are abcd."""
     scene = Scene(tmp_path, "abcde")
@@ -358,6 +411,31 @@ def test_a_site_that_states_no_size_gives_no_exact_sums(scene: Scene) -> None:
             assert Counter(scene.attack.kinds(name)) - Counter(before) == Counter({"refusal": 1})
     scene.attack.use(altered(scene.study("local"), data__max_records=19))
     assert scene.attack.enrol("a").call == "enrol"
+
+
+def test_a_site_that_cannot_compute_gives_no_exact_sum(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether by a disk's fault, or by a deadline that its reader does not meet: the sum without its records, beside one with
+    them, would show its own vector. With noise it contributes all the same, and pays."""
+    site = scene.sites["a"]
+    scene.begin(scene.study())
+    scene.release(ABCD)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(site, "batches", broken)
+        scene.begin(scene.study())
+        before = scene.attack.kinds("a")
+        assert scene.asked(ABCD) == {**uploaded("bcd"), "a": RefusalCode.INTERNAL}
+        assert Counter(scene.attack.kinds("a")) - Counter(before) == Counter({"reserve": 1, "free": 1})
+        row = scene.attack.attempt_row("a")
+        assert row is not None
+        assert (row.state, row.payload, row.words) == ("tombstone", None, None)
+        scene.begin(scene.study("distributed"))
+        assert scene.asked(ABCD) == uploaded(ABCD)
+    scene.begin(scene.study())
+    scene.release(ABCD)
 
 
 def test_what_no_site_exceeds_may_differ(scene: Scene) -> None:

@@ -25,6 +25,7 @@ from support.randomness import RARE
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_participant.datasets import Reading
 from veilsum_participant.store.attempts import AttemptState, find_attempt
 from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, whole_receipts
@@ -242,6 +243,26 @@ def test_rounds_and_attempts_only_rise(attack: Adversary) -> None:
         assert attack.assign("a", attack.assignment(number=number, attempt=attempt)).refused is RefusalCode.ROUND
     assert attack.assign("a", attack.assignment(number=4, attempt=6)).call == "upload"
     assert attack.assign("a", assignment).refused is RefusalCode.ROUND
+
+
+def test_no_deadline_sets_the_time_for_records_close_to_what_a_site_takes(
+    attack: Adversary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By tries at every second a coordinator finds in which power of two a site's time lies, and no more."""
+    site, found = attack.bed.sites["a"], list[float]()
+    batches = site.batches
+
+    def told(*given: Any, seconds: float, **named: Any) -> Reading:
+        found.append(seconds)
+        return batches(*given, seconds=seconds, **named)
+
+    monkeypatch.setattr(site, "batches", told)
+    leaves = [*range(1, 9), 170, 171, 341, 342, 3600]
+    for number, left in enumerate(leaves, 1):
+        assignment = attack.assignment(number=number, attempt=number, deadline=attack.bed.clock.now + left)
+        assert attack.assign("a", assignment).call == "upload"
+    assert found == [0.5, 1.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 64.0, 128.0, 128.0, 256.0, 2048.0]
+    assert all(3 * left / 8 < seconds <= 3 * left / 4 for left, seconds in zip(leaves, found, strict=True))
 
 
 def test_what_was_sent_is_gone_once_its_sum_was_answered_for(attack: Adversary) -> None:

@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary, altered, make_adversary
+from support.restoring import copy_database, restore, vouch
 from support.studies import compiled as own_study
 from support.studies import shifted_sites
+from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_participant.checks import CheckOutcome, SiteCheck
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.endorsement import recover_receipts
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.ledger import Kind, Mechanism
@@ -83,6 +88,32 @@ def test_unlike_weights_in_two_studies_do_not_single_a_site_out(bed: TestBed) ->
             assert after == before  # nothing was reserved
         else:
             federation.sum(LOCAL, weighted(study, weights))
+
+
+@pytest.mark.parametrize("lost", ["the study", "the round"])
+def test_a_restored_site_does_not_know_by_which_weights_its_sums_were(bed: TestBed, tmp_path: Path, lost: str) -> None:
+    """Receipts show who was in them, and no more: a second sum at other weights could be d's own update, so there is none."""
+    copy, study = tmp_path / "copy.db", public(None, bed)
+    state = bed.sites["a"].config.state
+    copy_database(state, copy)
+    federation = prepared(bed, study)
+    if lost == "the round":
+        copy_database(state, copy)
+    federation.sum(LOCAL, weighted(study, [1.0, 1.0, 1.0, 1.0]))
+    site = restore(bed, "a", copy)
+    assert len(ParticipantCore(site).catch_up(LocalChannel(bed.hub, "a"))) == 1
+    vouch(site)
+    peer = bed.sites["b"].ledger
+    recover_receipts(site, peer.receipts(participant="a"), lambda entry: peer.receipts(entry=entry))
+    told = [item for item in SiteCheck(site.config, site.clock).run() if item.check == f"cohorts {DATASET}"]
+    assert [item.status for item in told] == [CheckOutcome.OK, CheckOutcome.WARNING]
+    attack = Adversary(bed, public(None, bed))
+    assert attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
+    attack.use(compiled(bed, 5.0, rounds=1, model={"name": "linear"}, local_steps=1))
+    assert attack.enrol("a").call == "enrol"
+    attack.use(bed.compile(make_request(schema_of(2), epsilon=None, min_cohort=2)))  # a sum over records
+    attack.set_up()
+    assert attack.assign("a", attack.assignment()).call == "upload"
 
 
 def test_a_weighted_sum_does_not_stand_beside_one_without_weights_of_an_earlier_study(bed: TestBed) -> None:

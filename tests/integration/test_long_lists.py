@@ -96,7 +96,7 @@ def test_what_was_spent_is_told_of_more_studies_than_a_message_holds(tmp_path: P
         running_server(bed) as (server, address),
         connect(address, bed.analyst, bed.kit.analyst.identity, bed.clock()) as remote,
     ):
-        monkeypatch.setattr(server.hub.journal.mirror, "spending", lambda dataset: spent)
+        monkeypatch.setattr(server.hub.journal.mirror, "spending", lambda dataset, studies: spent)
         assert remote.spending("records") == spent
         with open_channel(address, bed.analyst) as channel:
             reply = StudiesStub(channel).Spending(pb.SpendingRequest(dataset="records"), timeout=PATIENCE)

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import sqlite3
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.channels import OpenChannel
-from support.federation import DATASET, TestBed, make_bed, make_data, make_request, open_test_site, schema_of
+from support.federation import DATASET, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary, altered, context_of, make_adversary
 from support.network import PATIENCE, running_client, running_server, submit, wait_for
+from support.restoring import copy_database, restore, vouch
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import RefusalCode, StateError
 from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.boundary.front import Status
 from veilsum_participant.front.answering import in_process
 from veilsum_participant.protocol import recovery
 from veilsum_participant.protocol.core import ParticipantCore, settled_entry
-from veilsum_participant.protocol.endorsement import recover_receipts, trust_coordinator
+from veilsum_participant.protocol.endorsement import recover_receipts
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import UndeliveredError
@@ -41,29 +40,6 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.services import StudiesStub
 
 COORDINATOR = "coordinator"
-
-
-def copy_database(source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as two:
-        one.backup(two)
-
-
-def restore(bed: TestBed, name: str, copy: Path) -> Site:
-    """Put an older copy of a site's file back and open it as a new process would."""
-    site = bed.sites[name]
-    site.database.close()
-    for suffix in ("-wal", "-shm"):
-        site.config.state.with_name(site.config.state.name + suffix).unlink(missing_ok=True)
-    site.config.state.write_bytes(copy.read_bytes())
-    bed.sites[name] = open_test_site(site.config, bed.clock, SYSTEM_RANDOM)
-    return bed.sites[name]
-
-
-def vouch(site: Site) -> None:
-    """The operator's word that the copy is the site: what its receipts show was signed with another ledger than this one."""
-    trust_coordinator(site, "put back by hand", "operator")
-    site.lift_trusted()
-    assert site.restored() is None
 
 
 def charged(site: Site) -> list[tuple[Kind, bytes | None]]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -16,6 +19,7 @@ from veilsum.local.federation import as_directive
 from veilsum_participant.protocol.decisions import decline, shown_study
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.session.hooks import PAUSE_SECONDS, WaitingHook
+from veilsum_participant.session.supervisor import Supervisor
 from veilsum_participant.settings.config import HooksConfig
 from veilsum_proto import federation_pb2 as pb
 
@@ -60,6 +64,24 @@ def test_what_the_command_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert environment["VEILSUM_STUDIES"] == bench.attack.key.hex()
     assert set(environment) <= {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "VEILSUM_STUDIES"}
     assert text == shown_text(shown_study(bench.site, bench.attack.key.hex()))
+
+
+def test_a_launcher_gives_the_command_no_variable_of_a_guards_choice(tmp_path: Path) -> None:
+    """Of these some load code into any program, and the command is not confined as the guard is."""
+    note = tmp_path / "note"
+    bench = Bench(tmp_path / "bed", sys.executable, "-c", NOTE, str(note))
+    ours, theirs = socket.socketpair()
+    asked = {"VEILSUM_STUDIES": "ab", "PYTHONWARNINGS": "ignore", "LD_PRELOAD": "/", "PATH": "/"}
+    with ours, theirs, TemporaryFile() as given:
+        launching = Supervisor(bench.site.config, os.getpid(), ours, None)
+        number, (ends,) = launching._hook(asked, [given.fileno()])
+    with os.fdopen(ends, "rb") as told:
+        wait_for(launching._children[number].over)
+        assert told.read() == b"0"
+    environment = json.loads(note.read_text())[1]
+    assert environment["VEILSUM_STUDIES"] == "ab"
+    assert environment["PATH"] != "/"
+    assert set(environment) <= {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "VEILSUM_STUDIES"}
 
 
 def test_many_studies_start_few_commands(tmp_path: Path) -> None:

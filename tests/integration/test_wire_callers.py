@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,12 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
-from support.network import PATIENCE, running_client, running_server, submit, wait_for
+from support.network import PATIENCE, certified, running_client, running_server, submit, wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import coordination
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.errors import StateError
-from veilsum_node.identity import Authority, Credentials, Label, Role, SigningKey, load_credentials, new_key_and_csr
+from veilsum_node.identity import Credentials, Label, Role, load_credentials
 from veilsum_node.transport.channel import greet, open_channel
 from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
@@ -147,22 +146,13 @@ def test_parties_of_another_version_of_the_protocol_are_told_so(
     assert _rejected(running[0], "version") == before + 2
 
 
-def _certified(bed: TestBed, name: str, role: Role, *, at: int, days: int = 1) -> Credentials:
-    """Credentials with a fresh key that the bed's authority signed at some time."""
-    key, csr = new_key_and_csr(name, role)
-    authority = Authority.load(bed.kit.authority, lambda: at)
-    pem = authority.sign(csr, role=role, name=name, days=days)
-    signing_key = SigningKey.from_pem(key)
-    return replace(bed.analyst, signing_key=signing_key, key_pem=key, certificate_pem=pem)
-
-
 def test_an_expired_certificate_does_not_get_through_the_handshake(
     bed: TestBed, dial: Callable[[Credentials], grpc.Channel]
 ) -> None:
-    fresh = _certified(bed, "late-1", Role.PARTICIPANT, at=bed.clock())
+    fresh = certified(bed, "late-1", Role.PARTICIPANT, at=bed.clock())
     stub = CoordinationStub(dial(fresh))
     assert _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE)) is grpc.StatusCode.OK
-    expired = _certified(bed, "late-2", Role.PARTICIPANT, at=bed.clock() - 30 * DAY)
+    expired = certified(bed, "late-2", Role.PARTICIPANT, at=bed.clock() - 30 * DAY)
     stub = CoordinationStub(dial(expired))
     assert (
         _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE))
@@ -173,7 +163,7 @@ def test_an_expired_certificate_does_not_get_through_the_handshake(
 def test_a_certificate_that_expires_while_connected_is_no_longer_taken(
     bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
 ) -> None:
-    short = _certified(bed, "short", Role.PARTICIPANT, at=bed.clock(), days=1)
+    short = certified(bed, "short", Role.PARTICIPANT, at=bed.clock(), days=1)
     stub = CoordinationStub(dial(short))
     assert _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE)) is grpc.StatusCode.OK
     before = _rejected(running[0], "unauthenticated")
@@ -197,7 +187,7 @@ def test_a_session_ends_with_its_certificate(
 ) -> None:
     """A participant that can answer no more is not shown as present, and no round waits for it."""
     monkeypatch.setattr(coordination, "PING_SECONDS", 0.1)
-    stub = CoordinationStub(dial(_certified(bed, "brief", Role.PARTICIPANT, at=bed.clock(), days=1)))
+    stub = CoordinationStub(dial(certified(bed, "brief", Role.PARTICIPANT, at=bed.clock(), days=1)))
     session = stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=PATIENCE)
     assert next(session).kind == pb.DIRECTIVE_KIND_PING
     assert running[0].hub.sessions["brief"].connected
@@ -215,7 +205,7 @@ def test_another_analysts_study_is_out_of_reach(
     server, _ = running
     key = _submit(bed, dial)
     try:
-        other = StudiesStub(dial(_certified(bed, "other-analyst", Role.ANALYST, at=bed.clock())))
+        other = StudiesStub(dial(certified(bed, "other-analyst", Role.ANALYST, at=bed.clock())))
         shown = pb.ShowRequest(study=key)
         assert _status(lambda: other.Show(shown, timeout=PATIENCE)) is grpc.StatusCode.PERMISSION_DENIED
         assert _status(lambda: other.Abort(shown, timeout=PATIENCE)) is grpc.StatusCode.PERMISSION_DENIED
@@ -231,7 +221,7 @@ def test_a_certified_participant_that_was_not_invited(
 ) -> None:
     server, _ = running
     key = _submit(bed, dial)
-    stub = CoordinationStub(dial(_certified(bed, "stranger", Role.PARTICIPANT, at=bed.clock())))
+    stub = CoordinationStub(dial(certified(bed, "stranger", Role.PARTICIPANT, at=bed.clock())))
     calls: tuple[Callable[[], object], ...] = (
         lambda: list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_STUDY, study=key), timeout=PATIENCE)),
         lambda: list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_BOXES, study=key), timeout=PATIENCE)),
@@ -262,7 +252,7 @@ def test_a_study_signed_by_someone_else_is_not_taken(
     bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
 ) -> None:
     study = bed.compile(make_request(schema_of(2), epsilon=None)).to_bytes()
-    other = _certified(bed, "third-analyst", Role.ANALYST, at=bed.clock())
+    other = certified(bed, "third-analyst", Role.ANALYST, at=bed.clock())
     site = bed.sites["a"].credentials
     forged = [
         # another analyst relays a study that is signed properly

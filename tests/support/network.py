@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -14,6 +15,7 @@ from pydantic import SecretStr
 from support.federation import TestBed
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
 from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.identity import Authority, Credentials, Role, SigningKey, new_key_and_csr
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.front.answering import in_process
@@ -103,6 +105,15 @@ def wired(
         for site in bed.sites.values():
             stack.enter_context(running_client(site, address))
         yield server, address, StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+
+
+def certified(bed: TestBed, name: str, role: Role, *, at: int, days: int = 1) -> Credentials:
+    """Credentials with a fresh key that the bed's authority signed at some time."""
+    key, csr = new_key_and_csr(name, role)
+    authority = Authority.load(bed.kit.authority, lambda: at)
+    pem = authority.sign(csr, role=role, name=name, days=days)
+    signing_key = SigningKey.from_pem(key)
+    return replace(bed.analyst, signing_key=signing_key, key_pem=key, certificate_pem=pem)
 
 
 def submit(bed: TestBed, stub: StudiesStub, study: Study | bytes) -> bytes:

@@ -319,14 +319,14 @@ def test_cost_is_held_at_the_budgets_delta() -> None:
 def test_everything_that_is_broken_is_said_at_once() -> None:
     """One refusal names every rule with its figures and what to do; its codes are each once and in the list's order."""
     config = make_config(
-        methods=("fedcgs",), analysts=(), tasks=("class-moments",), min_cohort=5, min_trusted=4, noise=("local",), trusted={},
+        methods=("fedcgs",), tasks=("class-moments",), min_cohort=5, min_trusted=4, noise=("local",), trusted={},
         cohort_difference=("strict",), units=("subject",), max_epsilon=0.25,
     )  # fmt: skip
     study = altered(make_study(), weights={"a": 2, "b": 1, "c": 1}, dataset="elsewhere")
     refusal = Refusal.of(faults(study, config))
     assert refusal is not None
     expected = {
-        RefusalCode.ANALYST, RefusalCode.METHOD, RefusalCode.DATASET, RefusalCode.NOISE, RefusalCode.COHORT_SMALL,
+        RefusalCode.METHOD, RefusalCode.DATASET, RefusalCode.NOISE, RefusalCode.COHORT_SMALL,
         RefusalCode.COHORT_TRUST, RefusalCode.COHORT_CHANGED, RefusalCode.EPSILON, RefusalCode.UNIT, RefusalCode.WEIGHTS,
         RefusalCode.TASK,
     }  # fmt: skip
@@ -340,7 +340,8 @@ def test_everything_that_is_broken_is_said_at_once() -> None:
     ):
         assert figure in refusal.message
     assert "Not pinned: b, c." in refusal.advice
-    assert len(refusal.reasons) == 12  # noise is refused for its kind and for its pins
+    assert codes(study, config, "bob") == [RefusalCode.ANALYST]  # who is not accepted learns nothing of the policy
+    assert len(refusal.reasons) == 11  # noise is refused for its kind and for its pins
 
 
 def test_a_task_that_nobody_knows_is_one_fault_among_others() -> None:

@@ -33,6 +33,12 @@ class Listing:
             ended = self._table.ended.get(bytes(key))
             return self._table.entry(key).analyst if ended is None else ended.analyst
 
+    def of(self, analyst: str) -> set[bytes]:
+        """Digests of an analyst's studies."""
+        with self._table.lock:
+            known: dict[bytes, StudyEntry | EndedStudy] = {**self._table.ended, **self._table.studies}
+        return {key for key, each in known.items() if each.analyst == analyst}
+
     def mark(self, key: bytes) -> int | bytes:
         """While it is the same, :meth:`status` shows the same; errors as there.
 

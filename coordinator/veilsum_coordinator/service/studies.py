@@ -88,17 +88,13 @@ class Studies(StudiesServicer):
 
     @guarded
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
-        self._guard.caller(context, READERS)
+        caller = self._guard.caller(context, READERS)
         with self._hub.changed:
-            participants = [
-                pb.ParticipantStatus(
-                    name=session.name,
-                    connected=session.connected,
-                    last_seen=session.last_seen,
-                    bytes_received=session.received,
-                )
-                for session in sorted(self._hub.sessions.values(), key=lambda session: session.name)
-            ]
+            sessions = sorted(self._hub.sessions.values(), key=lambda session: session.name)
+            participants = [pb.ParticipantStatus(name=session.name, connected=session.connected) for session in sessions]
+            if caller.role is Role.OPERATOR:  # bytes and times are of everybody's studies
+                for shown, session in zip(participants, sessions, strict=True):
+                    shown.last_seen, shown.bytes_received = session.last_seen, session.received
         credentials = self._hub.credentials
         return pb.DescribeReply(
             coordinator=credentials.identity.name,
@@ -175,11 +171,11 @@ class Studies(StudiesServicer):
 
     @guarded
     async def Spending(self, request: pb.SpendingRequest, context: Context) -> pb.SpendingReply:
-        self._guard.caller(context, READERS)
+        caller = self._guard.caller(context, READERS)
         if not 0 < len(request.dataset) <= 64:
             raise HostileInput("A dataset's name has 1 to 64 characters.")
-        journal = self._hub.journal
-        spent = await journal.outage.call(lambda: journal.mirror.spending(request.dataset))
+        journal, studies = self._hub.journal, None if caller.role is Role.OPERATOR else self._hub.shown.of(caller.name)
+        spent = await journal.outage.call(lambda: journal.mirror.spending(request.dataset, studies))
         reply = pb.SpendingReply()
         for name, events in sorted(spent.items()):
             if name <= request.after:

@@ -101,14 +101,14 @@ def _guarantee(whom: str, epsilon: float | None) -> dict[str, object]:
 def _print_losses(plan: StudyPlan, *, everything: bool) -> None:
     if plan.losses is None:
         _say(
-            f"What this coordinator's studies of dataset {plan.study.dataset!r} have cost so far is not known: "
+            f"What your studies of dataset {plan.study.dataset!r} have cost so far is not known: "
             "no coordinator was asked, or it cannot tell."
         )
     else:
         rows = [
             {
                 "participant": loss.participant,
-                "by this coordinator's studies so far": _epsilon(loss.before),
+                "by your studies so far": _epsilon(loss.before),
                 "after this one": _epsilon(loss.after),
             }
             for loss in plan.losses
@@ -118,7 +118,7 @@ def _print_losses(plan: StudyPlan, *, everything: bool) -> None:
         print_rows(shown, title=title, as_json=False)
         if len(shown) < len(rows):
             _say(f"{len(rows) - len(shown)} more participants: --all.")
-    _say("A site's own ledger may hold more. Its budget stays private: it refuses what would go beyond it.\n")
+    _say("A site's own ledger holds others' studies too. Its budget stays private: it refuses what would go beyond it.\n")
 
 
 def _print_parts(plan: StudyPlan, *, everything: bool) -> None:

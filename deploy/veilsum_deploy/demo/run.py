@@ -236,7 +236,7 @@ def running(
         try:
             with connect(address, credentials, kit.analyst.identity, clock()) as remote:
                 _wait_until_connected(remote, processes, set(sites))
-                yield Analyst(kit, hospitals, remote, credentials, min_cohort, processes, clock), sites
+                yield Analyst(kit, hospitals, remote, credentials, min_cohort, processes, clock, address), sites
         except UnreachableError:
             coordinator.check()  # if it died, say so instead
             raise
@@ -255,7 +255,7 @@ def _run_studies(analyst: "Analyst", sites: dict[str, Process], progress: Progre
         progress(f"A study in which {trial.victim} is killed", 0.75)
         _drop_out(trial, analyst, sites)
     progress("Reading ledgers", 0.95)
-    trial.bytes_sent = analyst.remote.describe().received
+    trial.bytes_sent = analyst.bytes_sent()
     wait_for_ledgers(trial.kit, trial.finished)
     return trial
 
@@ -271,6 +271,7 @@ class Analyst:
     min_cohort: int
     processes: Processes
     clock: Callable[[], int]
+    address: str
 
     def compile(self, name: str, method: str, epsilon: float) -> Study:
         some = next(iter(self.hospitals.sites.values()))
@@ -293,6 +294,12 @@ class Analyst:
             clock=self.clock,
             random=SYSTEM_RANDOM,
         ).compile()
+
+    def bytes_sent(self) -> dict[str, int]:
+        """Bytes of contributions from each hospital, which the coordinator tells its operator alone."""
+        operator = self.kit.operator.identity
+        with connect(self.address, load_credentials(operator, self.clock()), operator, self.clock()) as remote:
+            return remote.describe().received
 
     def submit(self, study: Study) -> bytes:
         return self.remote.submit(study, self.credentials)

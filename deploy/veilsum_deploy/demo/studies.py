@@ -116,7 +116,7 @@ def run_own_studies(
             done.append(finished)
             found = _found(finished, hospitals, directory)
             rows.append({"study": request.name, "method": request.method, "interruption": interruption, **found})
-        received = analyst.remote.describe().received
+        received = analyst.bytes_sent()
         wait_for_ledgers(analyst.kit, done)
         kit = analyst.kit
     progress("Verifying ledgers", 0.97)

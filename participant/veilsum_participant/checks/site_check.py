@@ -37,7 +37,7 @@ from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_t
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
-from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
+from veilsum_participant.protocol.cohorts import FORGOTTEN, UNWEIGHED, joining_faults, lacks_weights, remembered
 from veilsum_participant.protocol.policy import column_faults, invited_faults, term_faults
 from veilsum_participant.settings.config import METHODS, ParticipantConfig, Policy
 from veilsum_participant.settings.directory import with_pins
@@ -337,7 +337,7 @@ class SiteCheck:
             faults += column_faults(study, config)
             if request.participants:
                 faults += invited_faults(study, config.policy, own)
-                faults += joining_faults(connection, study, config, own)
+                faults += joining_faults(connection, agreed, config, own)
             faults += budget_faults(connection, config, books, agreed.digest, study)
         refusal = Refusal.of(faults)
         if refusal is None:
@@ -436,6 +436,10 @@ def cohorts(config: ParticipantConfig) -> Iterator[Check]:
                 detail = "; ".join(", ".join(names) for names in sorted(known, key=lambda names: (len(names), names)))
                 said = f"studies without noise or of one cohort only are held to: {printable(detail)}"
                 yield Check(f"cohorts {name}", CheckOutcome.OK, said)
+            if any(map(lacks_weights, earlier)):
+                detail = "by which weights members were in a sum is not known since a backup was restored: no training, nor"
+                detail += " gradients, without noise or of one cohort only"
+                yield Check(f"cohorts {name}", CheckOutcome.WARNING, detail, UNWEIGHED)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from veilsum_participant.protocol.answers import answer_fault, keep_answer
 from veilsum_participant.protocol.budgets import budget_faults, record_refused_study, too_many
 from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.protocol.open_studies import check_directory
-from veilsum_participant.protocol.policy import study_faults
+from veilsum_participant.protocol.policy import analyst_faults, study_faults
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.pending import (
     PendingRow,
@@ -81,7 +81,7 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[DeclaredS
         verify(analyst.public_key, Label.STUDY, signed.data, signed.signature)
     except HostileInput as error:
         raise Refusal(RefusalCode.STUDY_SIGNATURE, error.message) from error
-    if site.directory is not None:
+    if site.directory is not None and not any(analyst_faults(analyst.name, site.config.policy)):  # else that is all it is told
         check_directory(site)
         listed = site.directory.keys(Role.ANALYST)
         if listed.get(analyst.name, analyst.fingerprint) != analyst.fingerprint:
@@ -98,34 +98,33 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[DeclaredS
     return agreed, analyst.name
 
 
-def policy_refusals(connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str) -> list[Refusal]:
-    """Everything that speaks against a verified study, but for what its population has spent."""
-    study = agreed.study
-    delta = site.budget_delta(study.dataset, connection)
-    faults = [*study_faults(agreed, analyst, site.config, site.name, delta)]
+def study_refusal(
+    connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str, *, bounded: bool = False
+) -> Refusal | None:
+    """What in policy and budget speaks against a verified study, as one refusal; None for nothing.
+
+    Whose study breaks the policy is told nothing that records or former studies decide: whether the dataset is withheld, which
+    cohorts its sums had, what was spent of its budget.
+
+    Args:
+        bounded: whether it is an answer to the analyst, which says something of the budget and so is not given without end.
+    """
+    key, study, config = agreed.digest, agreed.study, site.config
+    refusal = Refusal.of(study_faults(agreed, analyst, config, site.name, site.budget_delta(study.dataset, connection)))
+    if refusal is not None:
+        return refusal
+    faults = [*joining_faults(connection, agreed, config, site.name)]
     if site.withheld(study.dataset):
         told = f"Dataset {study.dataset!r} is withheld: its records do not suit this site's own schema of it."
-        faults.append(
-            Refusal(RefusalCode.DATASET, told, "Ask the site; `veilsum participant check` shows it what to correct.")
-        )
-    return [*faults, *joining_faults(connection, study, site.config, site.name)]
-
-
-def study_refusal(connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str) -> Refusal | None:
-    """Everything in policy and budget that speaks against a verified study, as one refusal; None for nothing."""
-    budget = budget_faults(connection, site.config, site.ledger, agreed.digest, agreed.study)
-    return Refusal.of([*policy_refusals(connection, site, agreed, analyst), *budget])
-
-
-def _answer(connection: Connection, site: Site, agreed: DeclaredStudy, analyst: str) -> Refusal | None:
-    """What an analyst is told of a study, which says something of the budget and so is not told without end."""
-    key, study = agreed.digest, agreed.study
-    policy, asked = policy_refusals(connection, site, agreed, analyst), answer_fault(connection, site, key, study, analyst)
+        advice = "Ask the site; `veilsum participant check` shows it what to correct."
+        faults.append(Refusal(RefusalCode.DATASET, told, advice))
+    asked = answer_fault(connection, site, key, study, analyst) if bounded else None
     if asked is not None:  # the budget is not looked at, so that nothing about this refusal depends on it
-        return Refusal.of([*policy, asked])
-    budget = list(budget_faults(connection, site.config, site.ledger, key, study))
-    keep_answer(connection, site, key, study, analyst, fits=not budget)
-    return Refusal.of([*policy, *budget])
+        return Refusal.of([*faults, asked])
+    budget = list(budget_faults(connection, config, site.ledger, key, study))
+    if bounded:
+        keep_answer(connection, site, key, study, analyst, fits=not budget)
+    return Refusal.of([*faults, *budget])
 
 
 def rehearsal_faults(site: Site, agreed: DeclaredStudy) -> Iterator[Refusal]:
@@ -159,7 +158,7 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Decl
     if row is not None and approved:
         names = listed([entry.detail["operator"] for entry in approvals(connection, site, row)] or ["the operator"])
         LOG.info("study %s (%s) was approved by %s", study.name, analyst, names, extra=about("approved", digest=key))
-    refusal = (study_refusal if approved else _answer)(connection, site, agreed, analyst)
+    refusal = study_refusal(connection, site, agreed, analyst, bounded=not approved)
     refusal = refusal or Refusal.of(rehearsal_faults(site, agreed))
     if refusal is not None:
         drop_pending(connection, key)

@@ -18,6 +18,7 @@ equal weights that is the rule for members.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -35,12 +36,17 @@ from veilsum_privacy.study.study import Study
 
 if TYPE_CHECKING:
     from veilsum_participant.settings.config import ParticipantConfig, Policy
+    from veilsum_privacy.computation.declared import DeclaredStudy
 
 Cohort = Mapping[str, str]
 """Members' key fingerprints by name; an empty one where only the name is known."""
 
 Weights = Mapping[str, float]
-"""What a sum of one vector a site multiplies each member's by, by name; the largest is 1."""
+"""What a sum of one vector a site multiplies each member's by, by name; the largest is 1. NaN where a restored site does not
+know whether it was such a sum, or its weights."""
+
+VECTORS = ("factors", "training")
+"""Kinds of tasks that give one vector of all of a site's records, which another sum may be of as well."""
 
 NOTHING = 2.0**-46
 """A share of all weights that counts as none: of vectors of up to 2^40 grid units it is less than what rounding takes."""
@@ -51,6 +57,9 @@ MOST_COMPARISONS = 20_000
 FORGOTTEN = "Run `veilsum ledger recover --from` with the export of a site that took part; its receipts show who was in it."
 """What to do where a restored site does not know a cohort."""
 
+UNWEIGHED = 'Ask for sums over records, or for a study with noise and cohort_difference = "allowed".'
+"""What to do where a restored site does not know by which weights a sum of one vector a site had its members."""
+
 
 @dataclass(frozen=True)
 class RememberedCohort:
@@ -59,7 +68,7 @@ class RememberedCohort:
     Attributes:
         study: digest of the study.
         members: None after a restored backup whose receipts do not show them.
-        weights: of a sum of one vector a site; None of others, and where they are not known.
+        weights: of a sum of one vector a site; None of others, and of sums that earlier versions remembered.
     """
 
     study: bytes
@@ -101,10 +110,10 @@ def is_unknown(connection: Connection, context: bytes) -> bool:
     return row is not None and row.members is None
 
 
-def complete(connection: Connection, context: bytes, members: Cohort) -> None:
-    """Fill in the members of a cohort that was not known."""
+def complete(connection: Connection, context: bytes, members: Cohort, weights: Weights | None) -> None:
+    """Fill in the members of a cohort that was not known, and what is known of their weights."""
     unknown = update(COHORTS).where(COHORTS.c.context == context, COHORTS.c.members.is_(None))
-    connection.execute(unknown.values(members=_dump(members)))
+    connection.execute(unknown.values(members=_dump(members, weights)))
 
 
 def remembered(connection: Connection, config: ParticipantConfig, population: str) -> list[RememberedCohort]:
@@ -203,6 +212,9 @@ def cohort_faults(
             + (" If a site changed its key, confirm the new fingerprint and pin it." if set(close[0]) & set(present) else ""),
         )
         return
+    if weights is not None and any(map(lacks_weights, earlier)):
+        yield _unknown(population, "by which weights members were", UNWEIGHED)
+        return
     for item in earlier:
         if weights is None or item.study == key or item.members is None or item.weights is None:
             continue  # of one study :func:`.limits.weight_faults` says more
@@ -217,13 +229,19 @@ def cohort_faults(
             return
 
 
-def _unknown(population: str) -> Refusal:
-    message = f"A restored backup does not know who was in a sum of the population {population}, so none can stand beside it."
-    return Refusal(RefusalCode.COHORT_CHANGED, message, FORGOTTEN)
+def lacks_weights(item: RememberedCohort) -> bool:
+    """Whether its weights are not known, after a restored backup."""
+    return item.weights is not None and any(map(math.isnan, item.weights.values()))
 
 
-def joining_faults(connection: Connection, study: Study, config: ParticipantConfig, own: str) -> Iterator[Refusal]:
+def _unknown(population: str, what: str = "who was", advice: str = FORGOTTEN) -> Refusal:
+    message = f"A restored backup does not know {what} in a sum of the population {population}, so none can stand beside it."
+    return Refusal(RefusalCode.COHORT_CHANGED, message, advice)
+
+
+def joining_faults(connection: Connection, agreed: DeclaredStudy, config: ParticipantConfig, own: str) -> Iterator[Refusal]:
     """Whether the sites that a study invites can form a cohort that :func:`cohort_faults` lets pass, as far as names tell."""
+    study = agreed.study
     if not is_held(study) or study.dataset not in config.datasets:
         return
     population, policy = config.population(study.dataset), config.policy
@@ -231,6 +249,8 @@ def joining_faults(connection: Connection, study: Study, config: ParticipantConf
     if any(item.members is None for item in earlier):
         yield _unknown(population)
         return
+    if any(map(lacks_weights, earlier)) and any(task.terms.kind in VECTORS for task in agreed.tasks):
+        yield _unknown(population, "by which weights members were", UNWEIGHED)
     cohorts = {frozenset(item.members) for item in earlier if item.members is not None}
     smallest = max(policy.min_cohort, study.privacy.min_cohort)
     if not _possible(study.participants, own, smallest, cohorts, policy.min_cohort):

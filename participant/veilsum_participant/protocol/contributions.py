@@ -7,6 +7,7 @@ and pays for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -250,7 +251,11 @@ class Contributions:
             raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
 
     def _compute(self, opened: OpenStudy, checked: Assigned, ready: _Ready) -> Computed:
-        """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
+        """The site's vector, of its records or of what it kept. Under noise nothing is raised, whatever the records are.
+
+        Raises:
+            Refusal: without noise the site cannot compute: two sums, one without its records, would show its own vector.
+        """
         site, study, plan, task = self._site, opened.study, checked.plan, checked.assignment
         if ready.kept is not None:
             return Computed(ready.kept, True)
@@ -278,13 +283,16 @@ class Contributions:
             site.observer.failed()
             LOG.error(
                 "study %s: round %d (%s) failed on this site's records; records that failed count as none, and the round is"
-                " charged",
+                " charged, unless it has no noise and all of them failed",
                 study.name,
                 task.round,
                 task.label,
                 exc_info=part.fault,
                 extra=fields,
             )
+        if part.lost and study.privacy.noise == "none":
+            self.give_up(opened.digest, task.attempt)
+            raise Refusal(RefusalCode.INTERNAL, "Without noise a site that cannot compute takes no part in a sum.")
         if part.cut:
             site.observer.cut()
             LOG.warning(
@@ -302,8 +310,10 @@ class Contributions:
         return Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
 
     def _seconds(self, opened: OpenStudy, checked: Assigned) -> float:
-        """How long a process that meets records may take: half of what is left, so that there is time to answer without it."""
-        return max(0.0, (min(checked.assignment.deadline, opened.study.expires) - self._site.clock()) / 2)
+        """How long a process that meets records may take: a power of two of seconds, so that no deadline sets it close to what
+        the site takes; at most three quarters of what is left, so that there is time to answer without it."""
+        left = min(checked.assignment.deadline, opened.study.expires) - self._site.clock()
+        return 2.0 ** math.floor(math.log2(0.75 * left)) if left > 0 else 0.0
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: Assigned, data: bytes) -> None:
         site, assignment = self._site, checked.assignment

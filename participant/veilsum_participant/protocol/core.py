@@ -175,7 +175,6 @@ class ParticipantCore:
         number, attempt = directive.round, directive.attempt
         match directive.kind:
             case DirectiveKind.ENROL:
-                self.site.check_ledger()
                 submitted = read(channel.fetch(ObjectKind.STUDY, key), says.StudyObject)
                 enrolment = self.membership.on_study(
                     key,

@@ -13,7 +13,7 @@ from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import issued, moment
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.cohorts import Cohort, complete, is_unknown
-from veilsum_participant.protocol.recovery import settle_one, tell
+from veilsum_participant.protocol.recovery import known_weights, settle_one, tell
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.backup.restored import lift_mark, read_mark, trust_mirror
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, verify_ledger
@@ -106,7 +106,8 @@ def recover_receipts(
             if beside is not None and is_unknown(connection, receipt.context):
                 members = _cohort(receipt, beside(kept.entry), site)
                 if members is not None:
-                    complete(connection, receipt.context, members)
+                    weights = known_weights(connection, site, receipt.study, members)
+                    complete(connection, receipt.context, members, weights)
     return tell(outcomes)
 
 

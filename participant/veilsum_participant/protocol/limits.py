@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.protocol.budgets import releases_used
-from veilsum_participant.protocol.cohorts import Weights
+from veilsum_participant.protocol.cohorts import VECTORS, Weights
 from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.store.attempts import PAID, AttemptState, tally
 from veilsum_participant.store.kept import attempt_state
@@ -99,10 +99,6 @@ def weight_faults(
         yield Refusal(
             RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and its members had other weights before."
         )
-
-
-VECTORS = ("factors", "training")
-"""Kinds of tasks that give one vector of all of a site's records, which another sum may be of as well."""
 
 
 def sum_weights(agreed: DeclaredTask, names: Sequence[str], factors: Floats | None) -> Weights | None:

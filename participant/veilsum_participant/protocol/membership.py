@@ -10,7 +10,7 @@ from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, end_waiting, verify_study
 from veilsum_participant.protocol.open_studies import check_directory, load_open_study, verified_roster
-from veilsum_participant.protocol.policy import mask_faults, member_faults, refuse
+from veilsum_participant.protocol.policy import analyst_faults, mask_faults, member_faults, refuse
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import took_part
 from veilsum_participant.store.followed import drop_followed
@@ -64,6 +64,11 @@ class Membership:
         site = self._site
         signed = SignedStudy(data, signature, certificate, coordinator, seconds_left)
         agreed, analyst = verify_study(site, key, signed)
+        try:
+            site.check_ledger()
+        except Refusal:
+            refuse(analyst_faults(analyst, site.config.policy))  # who is not accepted hears only that
+            raise
         study = agreed.study
         box_key = BoxKey.generate()
         enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)

@@ -304,9 +304,9 @@ class Openings:
                 *member_faults(members, study, policy, site.name),
                 *mask_faults(mask_graph(roster, study.privacy), members, study, policy, site.name),
                 *noise_faults(noise, members, policy, site.name),
-                *cohort_faults(connection, opened.digest, study, site.config, members, site.name, weights),
             ]
         )
+        refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name, weights))
 
     def _record_refusal(self, key: bytes, attempt: int, refusal: Refusal) -> None:
         site = self._site

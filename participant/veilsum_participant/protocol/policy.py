@@ -71,14 +71,17 @@ def _digest(text: str) -> str:
 def study_faults(
     agreed: DeclaredStudy, analyst: str, config: ParticipantConfig, own: str, delta: float | None
 ) -> Iterator[Refusal]:
-    """What a study breaks before enrolment, budgets apart.
+    """What a study breaks before enrolment, budgets apart; of an analyst who is not accepted only that.
 
     Args:
         analyst: certified name of who signed it.
         own: this site's certified name.
         delta: of the dataset's budget, None if it has none; see :func:`term_faults`.
     """
-    yield from analyst_faults(analyst, config.policy)
+    strangers = [*analyst_faults(analyst, config.policy)]
+    yield from strangers
+    if strangers:
+        return
     yield from term_faults(agreed, config, own, delta)
     yield from column_faults(agreed.study, config)
     yield from invited_faults(agreed.study, config.policy, own)

@@ -8,6 +8,7 @@ verified, so a lying mirror can cost no more than what the site once signed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import key_fingerprint
 from veilsum_node.identity.certificate import common_name, load_certificate, p256_key
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.protocol.cohorts import Cohort, is_held, remember
+from veilsum_participant.protocol.cohorts import VECTORS, Cohort, Weights, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
 from veilsum_participant.site import COMPLETE, ELSEWHERE, LOG, Site
 from veilsum_participant.store.attempts import (
@@ -196,7 +197,19 @@ def _remember(connection: Connection, site: Site, receipt: Receipt, signed: Sign
     if signed_study is None or is_held(signed_study):
         members = None if row is None or kept is None else _members(row, kept)
         population = _population(connection, site, receipt)
-        remember(connection, study, receipt.dataset, population, receipt.context, members)
+        weights = None if members is None else known_weights(connection, site, study, members)
+        remember(connection, study, receipt.dataset, population, receipt.context, members, weights)
+
+
+def known_weights(connection: Connection, site: Site, study: bytes, members: Cohort) -> Weights | None:
+    """What receipts tell of a sum's weights: that it has none, where all of its study's are sums over records."""
+    kept = find_study(connection, study)
+    try:
+        if kept is not None and not any(task.terms.kind in VECTORS for task in site.agreed(kept.study).tasks):
+            return None
+    except HostileInput:
+        pass  # of an earlier version, whose tasks are not known any more
+    return dict.fromkeys(members, math.nan)
 
 
 def _members(row: AttemptRow, kept: StudyRow) -> Cohort:

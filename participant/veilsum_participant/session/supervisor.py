@@ -26,6 +26,7 @@ from veilsum_node.telemetry.binding import bound, write_address
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_participant.boundary.framing import pair
 from veilsum_participant.session import launcher
+from veilsum_participant.session.hooks import STUDIES
 from veilsum_participant.session.launcher import FRONT, LONGEST, Given, Whole
 from veilsum_participant.session.own_commands import OwnChild, begin_here
 from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
@@ -315,7 +316,7 @@ class Supervisor:
         if not command or len(given) != 1 or any(isinstance(child, _Command) for child in self._children.values()):
             raise Unavailable("No command is configured, or one still runs")
         text = os.pread(given[0], os.fstat(given[0]).st_size, 0)
-        running = begin_here(command, {str(name): str(value) for name, value in variables.items()}, text)
+        running = begin_here(command, {STUDIES: str(variables.get(STUDIES, ""))}, text)  # others could make it load anything
         ends, told = os.pipe()
         self._last += 1
         self._children[self._last] = _Command(running, told)

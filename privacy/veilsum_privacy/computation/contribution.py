@@ -234,6 +234,7 @@ class SitePart(NamedTuple):
         cut: how many values of the sum were more than ``max_records`` records can reach, and were cut off.
         state: what the site keeps of its training until the round is paid for.
         fault: what went wrong while it was computed; stays at the site.
+        lost: whether it is what a site without records contributes, because of that.
     """
 
     total: Integers
@@ -242,6 +243,7 @@ class SitePart(NamedTuple):
     cut: int = 0
     state: Mapping[str, Floats] = MappingProxyType({})
     fault: Exception | None = None
+    lost: bool = False
 
 
 def contribute(
@@ -271,10 +273,10 @@ def contribute(
         fault = error
     try:
         here = replace(place, elsewhere=None, evaluations=None)  # without records, so no process has to be asked
-        return compute_sum(plan, no_records(plan.task.study), broadcast, here)._replace(fault=fault)
+        return compute_sum(plan, no_records(plan.task.study), broadcast, here)._replace(fault=fault, lost=True)
     except Exception:
         LOG.debug("there is no contribution without records either", exc_info=True)
-        return SitePart(np.zeros(plan.encoding.size, dtype=np.int64), fault=fault)
+        return SitePart(np.zeros(plan.encoding.size, dtype=np.int64), fault=fault, lost=True)
 
 
 def _read(load: Callable[[], Records | Iterable[Records]]) -> Iterator[Records]:

@@ -7,7 +7,7 @@ side, no longer fits the other.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Any
@@ -202,14 +202,22 @@ class Mirror(ChainReader):
         except (AttributeError, TypeError, ValueError) as error:
             raise HostileInput("A receipt in the mirror is damaged.", "Run veilsum ledger verify.") from error
 
-    def spending(self, dataset: str, connection: Connection | None = None) -> dict[str, Counter[Mechanism]]:
-        """What each participant consented to release of a dataset, by this coordinator's studies: mechanisms, counted."""
-        query = select(_KEPT.participant, _KEPT.body).where(_KEPT.consent.is_not(None))
+    def spending(
+        self, dataset: str, studies: Collection[bytes] | None = None, connection: Connection | None = None
+    ) -> dict[str, Counter[Mechanism]]:
+        """What each participant consented to release of a dataset: mechanisms, counted.
+
+        Args:
+            studies: digests of those that count; None for all of this coordinator's.
+        """
+        counted = None if studies is None else {study.hex() for study in studies}
+        query = select(_KEPT.participant, _KEPT.body, _COLUMNS.study).where(_KEPT.consent.is_not(None))
         entries = query.join(ledger_table, _COLUMNS.seq == _KEPT.entry).where(_COLUMNS.dataset == dataset)
         counts: defaultdict[str, Counter[Mechanism]] = defaultdict(Counter)
         with self._reading(connection) as reader:
-            for name, body in reader.execute(entries):
-                counts[str(name)][parse_receipt(body.encode()).mechanism] += 1
+            for name, body, study in reader.execute(entries):
+                if counted is None or study in counted:
+                    counts[str(name)][parse_receipt(body.encode()).mechanism] += 1
         return dict(counts)
 
     def _countersign(self, receipt: Receipt, shown: bytes, entry: Appended) -> SignedReceipt:
