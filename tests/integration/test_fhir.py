@@ -28,7 +28,7 @@ from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema_file import load_schema
 
-PATIENTS = 80
+PATIENTS = 110
 QUERIES = ("cohort", "encounters", "observations")
 TYPES = ("Patient", "Condition", "Observation", "Encounter")
 SNOMED, ICD, LOINC = "http://snomed.info/sct", "http://hl7.org/fhir/sid/icd-10-cm", "http://loinc.org"

@@ -144,9 +144,10 @@ class _Unpacked(gzip.GzipFile):
     """A file of gzip, of which no more is taken than the largest image has: NIfTI's header may hold extensions of any size."""
 
     def read(self, size: int | None = -1) -> bytes:
-        self._check(self.tell())
         left = INFLATED - self.tell()
-        return super().read(left if size is None or size < 0 else min(size, left))
+        data = super().read(left if size is None or size < 0 else min(size, left))
+        self._check(self.tell())
+        return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._check(offset)
