@@ -27,10 +27,8 @@ from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
-from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask, Encode
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.mechanism.records import Records
-from veilsum_privacy.securesum.context import NONCE_BYTES
+from veilsum_privacy.securesum.roster import NONCE_BYTES
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
@@ -38,6 +36,8 @@ from veilsum_privacy.study.study import Study
 if TYPE_CHECKING:
     from veilsum_node.identity.directory import Directory
     from veilsum_participant.settings.config import ParticipantConfig
+    from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask, Encode
+    from veilsum_privacy.mechanism.records import Records
 
 
 class SiteStep(StrEnum):

@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
-from veilsum_participant.protocol.approval import decided_studies
-from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.open_studies import load_open_study
-from veilsum_participant.protocol.openings import Consent, Openings, Shown
-from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
+from veilsum_participant.store.attempts import is_late
 from veilsum_participant.store.peers import mirror_entry
+from veilsum_participant.store.pending import PendingState, pending_studies
 from veilsum_participant.store.studies import StudyState, find_method
-from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.check_words import CheckAnswer
-from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
+
+if TYPE_CHECKING:
+    from veilsum_participant.protocol.contributions import Contributions
+    from veilsum_participant.protocol.openings import Consent, Openings, Shown
+    from veilsum_participant.protocol.payloads import Payload
+    from veilsum_privacy.securesum.check_words import CheckAnswer
+    from veilsum_privacy.securesum.context import Assignment
 
 LARGEST_NUMBER = 2**53 - 1
 """Largest round or attempt, as in an assignment; the wire carries 64 bits, the store does not."""
@@ -56,13 +59,25 @@ class Channel(Protocol):
 
 
 class ParticipantCore:
-    """Dispatches directives to the site's protocol."""
+    """Dispatches directives to the site's protocol; what computes, and what opens sums, is loaded with the first round."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self.membership = Membership(site)
-        self.contributions = Contributions(site)
-        self.openings = Openings(site)
+
+    @cached_property
+    def contributions(self) -> Contributions:
+        """The part of a round before consent."""
+        from veilsum_participant.protocol.contributions import Contributions
+
+        return Contributions(self.site)
+
+    @cached_property
+    def openings(self) -> Openings:
+        """The part of a round after upload."""
+        from veilsum_participant.protocol.openings import Openings
+
+        return Openings(self.site)
 
     def catch_up(self, channel: Channel) -> list[int]:
         """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
@@ -116,11 +131,16 @@ class ParticipantCore:
 
     def decided(self) -> list[Directive]:
         """Directives that the operator's word on waiting studies gives cause to: to enrol, or to tell that it declines."""
-        return [Directive(kind=DirectiveKind.ENROL, study=key) for key in decided_studies(self.site)]
+        with self.site.database.reading() as connection:
+            told = [row for row in pending_studies(connection) if row.state in (PendingState.APPROVED, PendingState.DECLINED)]
+        return [Directive(kind=DirectiveKind.ENROL, study=row.digest) for row in told]
 
     def expire(self) -> None:
         """Act on the site's own deadlines."""
-        self.contributions.expire()
+        with self.site.database.reading() as connection:  # every second, and hardly ever for anything: it takes no lock
+            late = is_late(connection, self.site.steady())
+        if late:
+            self.contributions.expire()
         self.membership.expire()
 
     def handle(self, directive: Directive, channel: Channel) -> None:
@@ -233,6 +253,8 @@ class ParticipantCore:
         return self.openings.on_fixed(key, number, attempt, _shown(again, channel))
 
     def _consent(self, directive: Directive, key: bytes, channel: Channel) -> Consent:
+        from veilsum_privacy.securesum.check_words import CheckAnswer
+
         number, attempt = directive.round, directive.attempt
         shown = read(_needed(directive, ObjectKind.ANSWERS, channel), says.AnswersObject)
         answers = [CheckAnswer(item.words, item.signature) for item in shown.answers]
@@ -251,6 +273,8 @@ class ParticipantCore:
         return self.openings.on_answers(key, number, attempt, answers)
 
     def _contribute(self, directive: Directive, key: bytes, channel: Channel) -> None:
+        from veilsum_privacy.securesum.context import parse_assignment
+
         # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
         try:
             assignment = parse_assignment(directive.assignment)
@@ -268,6 +292,8 @@ class ParticipantCore:
 
     def _broadcast(self, directive: Directive, key: bytes, assignment: Assignment, channel: Channel) -> bytes:
         """What a round broadcasts: what came, or in a study that declares its steps what this site computed."""
+        from veilsum_privacy.computation.following import followed
+
         with self.site.database.reading() as connection:
             study = load_open_study(connection, self.site, key).study
         if followed(study) is None:
@@ -294,6 +320,8 @@ def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:
 
 
 def _shown(data: bytes, channel: Channel) -> Shown:
+    from veilsum_participant.protocol.openings import Shown
+
     sent = read(data, says.FixedObject)
     word = sent.countersigned
     return Shown(

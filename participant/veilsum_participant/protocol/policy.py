@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.computation.declared import DeclaredStudy
-from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators
-from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import header_conflict
 from veilsum_privacy.study.study import Study, TaskDeclaration
@@ -27,6 +24,9 @@ from veilsum_privacy.study.study import Study, TaskDeclaration
 if TYPE_CHECKING:
     from veilsum_participant.settings.config import ParticipantConfig, Policy
     from veilsum_participant.settings.dataset_config import DatasetConfig
+    from veilsum_privacy.computation.declared import DeclaredStudy
+    from veilsum_privacy.mechanism.noise import NoisePlan
+    from veilsum_privacy.securesum.roster import Member
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""

@@ -20,9 +20,8 @@ from veilsum_node.fields import LARGEST
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.agreed import SummedTask, SumPlan
 from veilsum_privacy.securesum.array_bytes import array_pieces, in_range, single
-from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.securesum.roster import NONCE_BYTES, Roster
 
-NONCE_BYTES = 16
 MAX_ASSIGNMENT_BYTES = 1 << 18
 MAX_BROADCAST_ARRAYS = 4096
 
