@@ -262,15 +262,6 @@ class AskWords(Inquiry[WordsSaid]):
 
 
 REQUESTS: tuple[type[Inquiry[Message]], ...] = (
-    TakeStudy,
-    TakeBroadcast,
-    TryTask,
-    AskGraph,
-    AskDerived,
-    BeginTraining,
-    AnswerTraining,
-    TrainOnNone,
-    AskWords,
-    AskFollowed,
-)
+    TakeStudy, TakeBroadcast, TryTask, AskGraph, AskDerived, BeginTraining, AnswerTraining, TrainOnNone, AskWords, AskFollowed,
+)  # fmt: skip
 """Every request that a compiler answers."""
