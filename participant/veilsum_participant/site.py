@@ -28,7 +28,7 @@ from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.securesum.roster import NONCE_BYTES
+from veilsum_privacy.securesum import NONCE_BYTES
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study

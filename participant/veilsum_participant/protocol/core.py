@@ -15,23 +15,22 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
-from veilsum_participant.protocol.membership import Membership
-from veilsum_participant.protocol.open_studies import load_open_study
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
 from veilsum_participant.store.attempts import is_late
 from veilsum_participant.store.peers import mirror_entry
 from veilsum_participant.store.pending import PendingState, pending_studies
-from veilsum_participant.store.studies import StudyState, find_method
+from veilsum_participant.store.studies import StudyState, count_enrolled, find_method
 from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
-from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.roster import Enrolment
 
 if TYPE_CHECKING:
     from veilsum_participant.protocol.contributions import Contributions
+    from veilsum_participant.protocol.membership import Membership
     from veilsum_participant.protocol.openings import Consent, Openings, Shown
     from veilsum_participant.protocol.payloads import Payload
+    from veilsum_privacy.securesum.boxes import Box
     from veilsum_privacy.securesum.check_words import CheckAnswer
     from veilsum_privacy.securesum.context import Assignment
+    from veilsum_privacy.securesum.roster import Enrolment
 
 LARGEST_NUMBER = 2**53 - 1
 """Largest round or attempt, as in an assignment; the wire carries 64 bits, the store does not."""
@@ -59,11 +58,17 @@ class Channel(Protocol):
 
 
 class ParticipantCore:
-    """Dispatches directives to the site's protocol; what computes, and what opens sums, is loaded with the first round."""
+    """Dispatches directives to the site's protocol, each part of which is loaded when it is first needed."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.membership = Membership(site)
+
+    @cached_property
+    def membership(self) -> Membership:
+        """The part of the protocol before the first round and after the last."""
+        from veilsum_participant.protocol.membership import Membership
+
+        return Membership(self.site)
 
     @cached_property
     def contributions(self) -> Contributions:
@@ -139,9 +144,12 @@ class ParticipantCore:
         """Act on the site's own deadlines."""
         with self.site.database.reading() as connection:  # every second, and hardly ever for anything: it takes no lock
             late = is_late(connection, self.site.steady())
+            held = count_enrolled(connection) or pending_studies(connection)
         if late:
             self.contributions.expire()
-        self.membership.expire()
+        days = self.site.config.retention
+        if held or days.studies is not None or days.kept_vectors is not None:
+            self.membership.expire()
 
     def handle(self, directive: Directive, channel: Channel) -> None:
         """Answer one directive; the same directive again is answered the same.
@@ -209,6 +217,8 @@ class ParticipantCore:
                     channel.enrol(key, enrolment)
             case DirectiveKind.SEAL:
                 roster = read(channel.fetch(ObjectKind.ROSTER, key), says.RosterObject)
+                from veilsum_privacy.securesum.roster import Enrolment
+
                 enrolments = [Enrolment(item.certificate, item.body, item.signature) for item in roster.enrolments]
                 channel.seal(key, self.membership.on_roster(key, enrolments))
             case DirectiveKind.UNSEAL:
@@ -292,6 +302,7 @@ class ParticipantCore:
 
     def _broadcast(self, directive: Directive, key: bytes, assignment: Assignment, channel: Channel) -> bytes:
         """What a round broadcasts: what came, or in a study that declares its steps what this site computed."""
+        from veilsum_participant.protocol.open_studies import load_open_study
         from veilsum_privacy.computation.following import followed
 
         with self.site.database.reading() as connection:
@@ -342,4 +353,6 @@ def _greeted_again(channel: Channel) -> bool:
 
 
 def _box(message: says.SealedBox) -> Box:
+    from veilsum_privacy.securesum.boxes import Box
+
     return Box(message.sender, message.recipient, message.ciphertext, message.signature)

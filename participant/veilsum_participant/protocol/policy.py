@@ -7,8 +7,6 @@ as one. Only codes leave the site. Nothing is read but the hashes of configured 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -36,9 +34,6 @@ JOINT_ONLY: frozenset[str] = frozenset(
 )
 """Tasks that have no sum which shows each site's own part."""
 
-LONGEST_VALUE = 1000
-"""Characters of a value of the policy that the ledger holds; of longer ones it holds a digest."""
-
 _PIN = 'Pin the peers\' key fingerprints under policy.trusted, or ask for a study with noise = "local".'
 
 
@@ -51,21 +46,6 @@ def refuse(faults: Iterable[Refusal]) -> None:
     refusal = Refusal.of(faults)
     if refusal is not None:
         raise refusal
-
-
-def policy_values(policy: Policy) -> dict[str, str]:
-    """Every key of the policy with its value as JSON, or the digest of a long one; each pinned peer has a key of its own.
-
-    Of a directory's file its path is left out: what it pins is there.
-    """
-    values: dict[str, object] = {name: value for name, value in policy if name not in ("directory", "trusted")}
-    values |= {f"trusted.{name}": fingerprint for name, fingerprint in policy.trusted.items()}
-    texts = {f"policy.{key}": json.dumps(value, sort_keys=True) for key, value in values.items()}
-    return {key: text if len(text) <= LONGEST_VALUE else _digest(text) for key, text in texts.items()}
-
-
-def _digest(text: str) -> str:
-    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def study_faults(

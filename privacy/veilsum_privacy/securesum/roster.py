@@ -18,9 +18,6 @@ from veilsum_node.identity.certificate import issued
 from veilsum_privacy.securesum.boxes import check_public_key
 from veilsum_privacy.study.study import Study
 
-NONCE_BYTES = 16
-"""Of a member's session, which an assignment names."""
-
 
 @dataclass(frozen=True)
 class Enrolment:
