@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Index, bindparam, func, insert, select, updat
 
 from veilsum_node.errors import HostileInput
 from veilsum_participant.store.tables import all_rows, one_row, table
-from veilsum_privacy.study.study import parse_study
 
 if TYPE_CHECKING:
     from veilsum_privacy.securesum.roster import Enrolment
@@ -75,6 +74,8 @@ def find_study(connection: Connection, digest: bytes) -> StudyRow | None:
 
 def find_method(connection: Connection, digest: bytes) -> str | None:
     """The method of a study; None if the site does not know it, or an older version wrote it in another way."""
+    from veilsum_privacy.study.study import parse_study
+
     study = connection.execute(_METHOD, {"digest": digest}).scalar()
     try:
         return None if study is None else parse_study(study).method

@@ -22,13 +22,13 @@ from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.studies import Studies
 from veilsum_participant.worker.keeping import Kept, Pool
 from veilsum_participant.worker.starting import WorkerStarter
-from veilsum_privacy.study.study import Study, parse_study
 
 if TYPE_CHECKING:
     from veilsum_aggregation.arrays import Floats
     from veilsum_participant.worker.compiled import CompiledStudy
     from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
     from veilsum_privacy.computation.following import Following
+    from veilsum_privacy.study.study import Study
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -132,6 +132,7 @@ class WorkerStudies(Studies):
 
     def parsed(self, data: bytes) -> CompiledStudy:
         from veilsum_participant.worker.compiled import CompiledStudy
+        from veilsum_privacy.study.study import parse_study
 
         return CompiledStudy(parse_study(data), lambda: self._compilers.of(data))
 
