@@ -217,12 +217,12 @@ class ParticipantCore:
 
     def _check(self, directive: Directive, key: bytes, channel: Channel) -> CheckAnswer:
         number, attempt = directive.round, directive.attempt
-        if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown that it would use again
-            self.catch_up(channel)
         try:
             shown = _shown(_needed(directive, ObjectKind.FIXED, channel), channel)
             return self.openings.on_fixed(key, number, attempt, shown)
         except Refusal as refusal:
+            if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown, to be used no more
+                self.catch_up(channel)
             # its certificate or key may have been renewed since it proved its name, or since it sent the receipts along
             if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.object is not None):
                 raise
