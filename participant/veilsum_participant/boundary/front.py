@@ -131,6 +131,17 @@ STALE = (Status.INVALID_ARGUMENT, Status.FAILED_PRECONDITION, Status.OUT_OF_RANG
 # -- what a coordinator sends -------------------------------------------------------------------------------------------------
 
 
+class Assignment(Message):
+    """Of an assignment what its directive does not say."""
+
+    grows: ClassVar[bool] = True
+    label: str = text(1, LONGEST_NAME)
+    cohort: tuple[str, ...] = texts(2, MOST_MEMBERS, LONGEST_NAME)
+    nonces: bytes = octets(3, MOST_MEMBERS * DIGEST)
+    broadcast: bytes = octets(4, DIGEST)
+    deadline: int = number(5)
+
+
 class Directive(Message):
     """What the coordinator wants of the site next; ``object`` is what it is answered by, if that came along."""
 
@@ -139,7 +150,7 @@ class Directive(Message):
     study: bytes = octets(2, 64)
     round: int = number(3)
     attempt: int = number(4)
-    assignment: bytes = octets(5, CHUNK_BYTES)
+    assignment: Assignment = one(10, Assignment)
     object: bytes | None = optional_octets(6, CHUNK_BYTES)
 
 

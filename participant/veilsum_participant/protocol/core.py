@@ -246,12 +246,12 @@ class ParticipantCore:
 
     def _check(self, directive: Directive, key: bytes, channel: Channel) -> CheckAnswer:
         number, attempt = directive.round, directive.attempt
-        if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown that it would use again
-            self.catch_up(channel)
         try:
             shown = _shown(_needed(directive, ObjectKind.FIXED, channel), channel)
             return self.openings.on_fixed(key, number, attempt, shown)
         except Refusal as refusal:
+            if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown, to be used no more
+                self.catch_up(channel)
             # its certificate or key may have been renewed since it proved its name, or since it sent the receipts along
             if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.object is not None):
                 raise
@@ -282,19 +282,12 @@ class ParticipantCore:
         return self.openings.on_answers(key, number, attempt, answers)
 
     def _contribute(self, directive: Directive, key: bytes, channel: Channel) -> None:
-        from veilsum_privacy.securesum.context import parse_assignment
-
-        # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
         try:
-            assignment = parse_assignment(directive.assignment)
+            assignment = assigned(directive)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        number, attempt = assignment.round, assignment.attempt
-        if (number, attempt) != (directive.round, directive.attempt):
-            raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
-        payload = self.contributions.on_assignment(
-            key, directive.assignment, self._broadcast(directive, key, assignment, channel)
-        )
+        broadcast = self._broadcast(directive, key, assignment, channel)
+        payload = self.contributions.on_assignment(key, assignment.to_bytes(), broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.pieces)))
@@ -320,6 +313,23 @@ def settled_entry(site: Site, coordinator: str) -> int:
     """The entry of a coordinator's mirror up to which this site has settled everything."""
     with site.database.reading() as connection:
         return mirror_entry(connection, coordinator)
+
+
+def assigned(directive: Directive) -> Assignment:
+    """The assignment that a directive carries the parts of.
+
+    Raises:
+        HostileInput: they are those of none.
+    """
+    from veilsum_privacy.securesum.context import NONCE_BYTES, Assignment, parse_assignment
+
+    said, size = directive.assignment, NONCE_BYTES
+    if len(said.nonces) != size * len(said.cohort):
+        raise HostileInput("There is not exactly one nonce of each member of the cohort.")
+    nonces = (said.nonces[start : start + size] for start in range(0, len(said.nonces), size))
+    cohort = tuple(zip(said.cohort, nonces, strict=True))
+    told = Assignment(directive.round, directive.attempt, said.label, cohort, said.broadcast, said.deadline)
+    return parse_assignment(told.to_bytes())
 
 
 def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:
