@@ -321,7 +321,8 @@ def assigned(directive: Directive) -> Assignment:
     Raises:
         HostileInput: they are those of none.
     """
-    from veilsum_privacy.securesum.context import NONCE_BYTES, Assignment, parse_assignment
+    from veilsum_privacy.securesum import NONCE_BYTES
+    from veilsum_privacy.securesum.context import Assignment, parse_assignment
 
     said, size = directive.assignment, NONCE_BYTES
     if len(said.nonces) != size * len(said.cohort):
