@@ -78,7 +78,7 @@ tools-if-possible: .venv/.installed
 	@make --no-print-directory --keep-going tools || test "$${VEILSUM_REQUIRE_TOOLS:-}" != 1
 
 deploy-local: .venv/.installed tools
-	@$(BIN)/python -m local $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m local $(ARGS)
 
 demo: .venv/.runtime
 	@$(BIN)/veilsum demo $(ARGS)

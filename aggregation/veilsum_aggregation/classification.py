@@ -11,7 +11,17 @@ from typing import NamedTuple
 import numpy as np
 
 from veilsum_aggregation.arrays import Bools, Floats, Integers
-from veilsum_aggregation.figures import FLAT, Z95, Answer, Figure, NotEstimable, hidden_share, normal_figure, project
+from veilsum_aggregation.figures import (
+    FLAT,
+    Z95,
+    Answer,
+    Figure,
+    NotEstimable,
+    exact_mean,
+    hidden_share,
+    normal_figure,
+    project,
+)
 from veilsum_aggregation.moments import within_noise
 from veilsum_aggregation.tables import count, share
 
@@ -47,10 +57,8 @@ def mean_recall(recalls: Iterable[Answer]) -> Answer:
 
 
 def mean_of(values: Floats, low: float, high: float) -> Figure:
-    """The mean of values (n,) that lie in [low, high], with its normal interval; all of that for a single one."""
-    if len(values) < 2:
-        return Figure(float(values.mean()), 0.0, (high - low) / 2.0, low, high)
-    return normal_figure(float(values.mean()), 0.0, float(values.var(ddof=1)) / len(values)).within(low, high)
+    """The mean of values (n,), one or more, that lie in [low, high]: :func:`~veilsum_aggregation.figures.exact_mean`."""
+    return exact_mean(float(len(values)), float(values.mean()), float(values.var()), low, high)
 
 
 def auc(scores: Floats, positive: Bools) -> float:
@@ -65,19 +73,35 @@ def auc(scores: Floats, positive: Bools) -> float:
     return float(below.sum()) / (2.0 * len(above) * len(negative))
 
 
-def auc_figure(area: float, positive: float, negative: float, least: float = 0.0) -> Figure:
-    """The area with its interval by Newcombe (2006, method 5): the areas a at which (area - a)^2 = z^2 V(a), with V by Hanley
-    and McNeil (1982), V(a) = a (1 - a) (1 + h (1 - a) / (2 - a) + h a / (1 + a)) / (m n), h = (m + n) / 2 - 1.
+MANY = 30
+"""Records of either class from which on what they show of the area's variance is taken for it, as it is."""
 
-    It has no zero width where the classes are apart altogether. V is ``least`` at least, what the records themselves show.
+
+def auc_figure(area: float, positive: float, negative: float, sampling: float = 0.0, noise: float = 0.0) -> Figure:
+    """The area with its interval by Newcombe (2006, method 5): the areas a at which (area - a)^2 = z^2 (r V(a) + noise), with V
+    by Hanley and McNeil (1982), V(a) = a (1 - a) (1 + h (1 - a) / (2 - a) + h a / (1 + a)) / (m n), h = (m + n) / 2 - 1.
+
+    It has no zero width where the classes are apart altogether. r makes of V(area) what the records themselves show; of few
+    records it is 1 at least. Of an area that is mostly noise, V(a) is not much below V(area): few such are told, and these may
+    lie far away.
+
+    Args:
+        area: in [0, 1].
+        positive, negative: records.
+        sampling: the variance that they show; 0 where nobody looked.
+        noise: variance.
     """
     h = (positive + negative) / 2.0 - 1.0
 
     def variance(a: float) -> float:
-        return max(a * (1 - a) * (1 + h * (1 - a) / (2 - a) + h * a / (1 + a)) / (positive * negative), least)
+        return a * (1 - a) * (1 + h * (1 - a) / (2 - a) + h * a / (1 + a)) / (positive * negative)
+
+    own = variance(area)
+    least = own * noise / (noise + max(own, sampling)) if noise > 0.0 else 0.0
+    r = sampling / own if own > 0.0 and sampling > (own if min(positive, negative) < MANY else 0.0) else 1.0
 
     def excess(a: float) -> float:
-        return (area - a) ** 2 - Z95**2 * variance(a)
+        return (area - a) ** 2 - Z95**2 * (r * max(variance(a), least) + noise)
 
     near = 1e-9  # at the ends themselves V is 0
     from scipy.optimize import brentq  # a third of a process's start, where nobody asks for an interval
@@ -87,7 +111,7 @@ def auc_figure(area: float, positive: float, negative: float, least: float = 0.0
         low = float(brentq(excess, 0.0, min(area, 1.0 - near), xtol=1e-12))
     if area < 1.0 and excess(1.0) > 0.0:
         high = float(brentq(excess, max(area, near), 1.0, xtol=1e-12))
-    return Figure(area, 0.0, math.sqrt(variance(area)), low, high)
+    return Figure(area, math.sqrt(noise), math.sqrt(r * own), low, high)
 
 
 class Reliability(NamedTuple):

@@ -21,8 +21,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
-from veilsum_aggregation.regression import Fit
+from veilsum_aggregation.figures import FLAT, Answer, Figure, NotEstimable, Test
+from veilsum_aggregation.regression import NO_REST, Fit
 
 FEWEST_SITES = 3
 """With two, the quantile of Student's t is 12.7."""
@@ -154,6 +154,8 @@ class ClusteredFit(Fit):
         sites, direction = len(self.scores), self.influence.T @ weights
         hidden = sites * self.std**2 * float(direction @ direction)
         middle = self._middle(direction)
+        if middle + told.noise_error**2 <= FLAT * told.sampling_error**2:
+            return NO_REST
         found = SiteErrors(middle, hidden, told.noise_error**2, told.sampling_error**2, sites).figure(told.value)
         if math.isfinite(told.half_width):
             return found

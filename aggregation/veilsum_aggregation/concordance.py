@@ -11,11 +11,8 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.classification import auc_figure
-from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure
+from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-MANY = 30
-"""Records with the event, and others to compare each with, from which on a normal interval is taken of exact ones."""
 
 
 def area(without: Floats, events: Floats, std: float) -> Answer:
@@ -39,8 +36,8 @@ def concordance(ends: Floats, beyond: Floats, std: float) -> Answer:
 def _concordance(events: Floats, censored: Floats, beyond: Floats, variances: Floats) -> Answer:
     """The share of concordant pairs, with its interval.
 
-    The errors are those of the ratio to first order: its gradient times the noise, and times the sampling of the cells. Of few
-    records without noise, and where these are ranked without a mistake, the interval is Newcombe's, of this variance at least.
+    The errors are those of the ratio to first order: its gradient times the noise, and times the sampling of the cells. The
+    interval is Newcombe's of both.
 
     Args:
         events: by level of the score, ascending, and interval of time, (g, b).
@@ -61,10 +58,9 @@ def _concordance(events: Floats, censored: Floats, beyond: Floats, variances: Fl
     gradient = (_gradient(below, above) - value * of_pairs) / pairs
     cells = np.concatenate([events, censored, beyond[:, None]], axis=1)
     sampling = max(float((gradient**2 * cells).sum()), 0.0)
-    first = float(events.sum())
-    if not variances.any() and (min(first, pairs / first) < MANY or not 1e-9 < value < 1.0 - 1e-9):
-        return auc_figure(min(max(value, 0.0), 1.0), first, pairs / first, sampling)
-    return normal_figure(value, float((gradient**2 * variances).sum()), sampling).within(0.0, 1.0)
+    first = max(float(events.sum()), 1.0)
+    noise = float((gradient**2 * variances).sum())
+    return auc_figure(min(max(value, 0.0), 1.0), first, max(pairs / first, 1.0), sampling, noise)
 
 
 def _gradient(of_event: Floats, of_later: Floats) -> Floats:

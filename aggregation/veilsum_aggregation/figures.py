@@ -199,6 +199,31 @@ def student_figure(value: float, error: float, degrees: float) -> Figure:
     return Figure(value, 0.0, error, value - half, value + half)
 
 
+ALIKE = 1e-14
+"""A variance that rounding may be, of values in [-1, 1]."""
+
+
+def exact_mean(number: float, value: float, variance: float, low: float, high: float) -> Figure:
+    """The mean of values in [low, high] by Student's t, of one value anything; where all are alike, by :func:`all_alike`.
+
+    Args:
+        number: of values.
+        value, variance: their mean and variance, the latter with the divisor ``number``.
+    """
+    if number < 1.5:
+        return Figure(value, 0.0, (high - low) / 2.0, low, high)
+    if variance <= ALIKE:
+        return all_alike(value, number, low, high)
+    return student_figure(value, math.sqrt(variance / (number - 1.0)), number - 1.0).within(low, high)
+
+
+def all_alike(value: float, number: float, low: float, high: float) -> Figure:
+    """The mean of so many values in [low, high] that are all alike: the share that :func:`hidden_share` allows may be others.
+    Of an event's indicator the interval is Clopper and Pearson's."""
+    hidden = hidden_share(number)
+    return Figure(value, 0.0, 0.0, value - hidden * (value - low), value + hidden * (high - value))
+
+
 def student(degrees: float) -> float:
     """Student's t beyond which a fortieth lies: of 40 degrees or more by the series in 1 / degrees, to 1e-8 (Abramowitz and
     Stegun 26.7.5)."""

@@ -11,14 +11,16 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import (
+    ALIKE,
     Answer,
     Figure,
     NotEstimable,
     Test,
     by_f,
     chi_squared,
+    exact_mean,
+    hidden_share,
     ratio_figure,
-    student_figure,
 )
 from veilsum_aggregation.moments import NOISE_FLOOR
 
@@ -85,20 +87,11 @@ def mean(sums: NumberSums) -> Answer:
     if sums.drowned:
         return NotEstimable("the released count is within its noise", "more records, or more epsilon")
     if sums.exact:
-        return _exact_mean(sums)
+        return exact_mean(sums.count, sums.total / sums.count, sums.plain_variance()[0], -1.0, 1.0)
     spread = sums.count * sums.careful_variance()
     return ratio_figure(sums.total, sums.count, (sums.total_std**2, 0.0, sums.count_std**2), (spread, 0.0, 0.0)).within(
         -1.0, 1.0
     )
-
-
-def _exact_mean(sums: NumberSums) -> Figure:
-    """Of few records the normal interval by the population's deviation would cover far too little: .75 of three."""
-    n, value = sums.count, sums.total / sums.count
-    if sums.single:
-        return Figure(value, 0.0, 1.0, -1.0, 1.0)
-    error = math.sqrt(max(sums.plain_variance()[0], 0.0) / (n - 1.0))
-    return student_figure(value, error, n - 1.0).within(-1.0, 1.0)
 
 
 def variance(sums: NumberSums) -> Answer:
@@ -116,6 +109,9 @@ def variance(sums: NumberSums) -> Answer:
     m = min(max(sums.total / n, -1.0), 1.0)
     value, _ = sums.plain_variance()
     careful = sums.careful_variance()
+    if sums.exact and value <= ALIKE:  # up to half of the share that may be others, as far away as can be
+        hidden = min(hidden_share(n), 0.5)
+        return Figure(max(value, 0.0), 0.0, 0.0, 0.0, hidden * (1.0 - hidden) * (1.0 + abs(m)) ** 2)
     if sums.exact and n < MANY:
         return _exact_variance(n, value, max(kurtosis(m, careful), 1.0 + 1e-9))
     offset = sums.shift + m * m

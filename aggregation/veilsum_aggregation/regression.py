@@ -36,6 +36,10 @@ LEAST_VARIANCE, ROUNDED = 1e-6, 1e-12
 of its bounds."""
 
 
+NO_REST = NotEstimable("the records do not vary about the fit", "the model's errors, or more records")
+"""Of errors by what the fit leaves of the outcomes, where that is nothing."""
+
+
 class Fit(ABC):
     """Estimated coefficients, the constant first, with a covariance for each of both errors where they are estimable.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import FLAT, Answer, NotEstimable, Test
-from veilsum_aggregation.regression import Fit
+from veilsum_aggregation.regression import NO_REST, Fit
 
 MOST_NOISE = 0.5
 """Noise of a robust variance, as a share of the variance that the interval has, up to which it is told. Of the robust variance
@@ -82,6 +82,8 @@ class RobustFit(Fit):
         direction = self.influence.T @ weights
         if self._correction * self.std * float(direction @ direction) > MOST_NOISE * (noise + sampling) > 0.0:
             return WITHIN_NOISE
+        if noise + sampling <= FLAT * float(weights @ self.fit.covariances[1] @ weights):
+            return NO_REST
         return self.fit.figure(weights, noise, sampling)
 
     def all_slopes(self) -> Test | NotEstimable:

@@ -8,7 +8,7 @@ makes it larger.
 import math
 from dataclasses import dataclass
 
-from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, normal_figure, ratio_figure
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, all_alike, normal_figure, ratio_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 
@@ -35,7 +35,8 @@ class WeightedSums:
         """With its interval by Fieller's rule.
 
         Without noise, outcomes that are all alike show no variance: of shares the interval is Wilson's, of as many records
-        of equal weight as :meth:`effective` says, and of a single number any value is in it.
+        of equal weight as :meth:`effective` says; of as many numbers some may be others (:func:`all_alike`), of a single one
+        any value is in it.
         """
         one, linear, square = self.squares
         sampling = (max(square, 0.0), -2.0 * linear, max(one, 0.0))
@@ -46,8 +47,9 @@ class WeightedSums:
             if alike and share:
                 value, sampling = float(round(value)), (0.0, one, -one)
                 return ratio_figure(value * self.weights, self.weights, noise, sampling).within(0.0, 1.0)
-            if alike and (self.effective() or 0.0) < 1.5:
-                return Figure(value, 0.0, 1.0, -math.inf, math.inf)
+            if alike:
+                number = self.effective() or 0.0
+                return Figure(value, 0.0, 1.0, -math.inf, math.inf) if number < 1.5 else all_alike(value, number, -1.0, 1.0)
         return ratio_figure(self.outcomes, self.weights, noise, sampling, "more records, tighter bounds, or more epsilon")
 
     def effective(self) -> float | None:

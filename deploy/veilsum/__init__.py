@@ -26,36 +26,15 @@ if TYPE_CHECKING:
     from veilsum.api.studies import Run, Study
 
 _PLACES = {
-    "Classifier": "models",
-    "Dataset": "datasets",
-    "Encoder": "models",
-    "Federation": "federation",
-    "Plan": "plans",
-    "Regressor": "models",
-    "Run": "studies",
-    "Study": "studies",
-    "StudyResult": "results",
-    "attach": "federation",
-    "connect": "federation",
-    "open_result": "results",
-    "simulate": "federation",
-}
+    "Classifier": "models", "Dataset": "datasets", "Encoder": "models", "Federation": "federation", "Plan": "plans",
+    "Regressor": "models", "Run": "studies", "Study": "studies", "StudyResult": "results", "attach": "federation",
+    "connect": "federation", "open_result": "results", "simulate": "federation",
+}  # fmt: skip
 
 __all__ = [
-    "Classifier",
-    "Dataset",
-    "Encoder",
-    "Federation",
-    "Plan",
-    "Regressor",
-    "Run",
-    "Study",
-    "StudyResult",
-    "attach",
-    "connect",
-    "open_result",
-    "simulate",
-]
+    "Classifier", "Dataset", "Encoder", "Federation", "Plan", "Regressor", "Run", "Study", "StudyResult", "attach", "connect",
+    "open_result", "simulate",
+]  # fmt: skip
 
 del _tls13
 

@@ -1,6 +1,6 @@
 """Types of the fields of everything that is configured or agreed on: bounded numbers, names, digests, frozen models."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import (
     AfterValidator,
@@ -83,3 +83,12 @@ class Frozen(BaseModel):
             return stated
         numbers = {name for name, field in cls.model_fields.items() if field.annotation in _NUMBERS}
         return {name: [value] if isinstance(value, bool) and name in numbers else value for name, value in stated.items()}
+
+
+def stated_model(kind: type) -> type[Frozen] | None:
+    """The model in the brackets of a class's base, as ``Model`` in ``class Own(Base[Model])``; None where there is none."""
+    for base in vars(kind).get("__orig_bases__", ()):
+        for stated in get_args(base):
+            if isinstance(stated, type) and issubclass(stated, Frozen):
+                return stated
+    return None

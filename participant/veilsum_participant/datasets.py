@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, VeilsumError
 from veilsum_privacy.mechanism.records import Records
-from veilsum_privacy.study.encoder import Program
-from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
     from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
     from veilsum_privacy.computation.contribution import Elsewhere
     from veilsum_privacy.computation.declared import DeclaredTask, Encode
+    from veilsum_privacy.study.encoder import Program
+    from veilsum_privacy.study.schema import DatasetSchema
 
 BATCH = 1 << 24
 """Bytes of records that are read at a time."""

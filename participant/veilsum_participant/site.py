@@ -27,17 +27,16 @@ from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
-from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask, Encode
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.mechanism.records import Records
-from veilsum_privacy.securesum.context import NONCE_BYTES
-from veilsum_privacy.study.encoder import Program
-from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study
+from veilsum_privacy.securesum import NONCE_BYTES
 
 if TYPE_CHECKING:
     from veilsum_node.identity.directory import Directory
     from veilsum_participant.settings.config import ParticipantConfig
+    from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask, Encode
+    from veilsum_privacy.mechanism.records import Records
+    from veilsum_privacy.study.schema import DatasetSchema
+    from veilsum_privacy.study.study import Study
 
 
 class SiteStep(StrEnum):
@@ -314,6 +313,8 @@ class Site:
         Raises:
             Refusal: the site has no such program, or it cannot be loaded.
         """
+        from veilsum_privacy.study.encoder import Program
+
         if not isinstance(study.encoder, Program):
             return None
         return self.datasets.encoder(study.dataset, self.config.encoders, study.encoder, self.config.device)

@@ -9,30 +9,34 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cached_property
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.computation.contribution import Evaluations, Graphs
-from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
-from veilsum_privacy.computation.following import Following
-from veilsum_privacy.study.study import Study
+if TYPE_CHECKING:
+    from veilsum_aggregation.arrays import Floats
+    from veilsum_privacy.computation.contribution import Evaluations, Graphs
+    from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
+    from veilsum_privacy.computation.following import Following
+    from veilsum_privacy.study.study import Study
 
 MOST_STUDIES = 32
 """Studies that a site remembers with all that follows from them; another one is worked out again."""
 
 
 class Studies(ABC):
-    """What a site asks of its studies.
-
-    Attributes:
-        graphs: of their rows, and of the last round's.
-    """
-
-    graphs: Graphs
+    """What a site asks of its studies."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, DeclaredStudy] = OrderedDict()
         self._lock = Lock()
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """Of their rows, and of the last round's."""
+        from veilsum_privacy.computation.contribution import Graphs
+
+        return Graphs()
 
     def agreed(self, data: bytes) -> DeclaredStudy:
         """The study of signed bytes; remembered, for every message of a study needs it.
@@ -63,6 +67,8 @@ class Studies(ABC):
 
     def evaluations(self, task: DeclaredTask) -> Evaluations:
         """What keeps a round's graph ready, for as long as the round takes."""
+        from veilsum_privacy.computation.contribution import Evaluations
+
         return Evaluations(self.graphs, task)
 
     @abstractmethod

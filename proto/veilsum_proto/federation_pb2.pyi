@@ -268,12 +268,14 @@ class Directive(_message.Message):
     """32 bytes"""
     round: _builtins.int
     attempt: _builtins.int
-    assignment: _builtins.bytes
-    """canonical JSON, at most 256 KiB; CONTRIBUTE only"""
     object: _builtins.bytes
     """CONTRIBUTE, CHECK, CONSENT: what it is answered by, if at most 256 KiB; else it is fetched"""
     outcome: _builtins.str
     """END: finished, aborted or failed"""
+    @_builtins.property
+    def assignment(self) -> Global___Assignment:
+        """CONTRIBUTE only"""
+
     def __init__(
         self,
         *,
@@ -281,11 +283,11 @@ class Directive(_message.Message):
         study: _builtins.bytes = ...,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        assignment: _builtins.bytes = ...,
+        assignment: Global___Assignment | None = ...,
         object: _builtins.bytes | None = ...,
         outcome: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "assignment", b"assignment", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "assignment", b"assignment", "attempt", b"attempt", "kind", b"kind", "object", b"object", "outcome", b"outcome", "round", b"round", "study", b"study"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -294,6 +296,46 @@ class Directive(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__object) -> _WhichOneofReturnType__object | None: ...
 
 Global___Directive: _TypeAlias = Directive  # noqa: Y015
+
+@_typing.final
+class Assignment(_message.Message):
+    """Of an assignment what its directive does not say; the reader writes the canonical JSON again, of which a proof is made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    COHORT_FIELD_NUMBER: _builtins.int
+    NONCES_FIELD_NUMBER: _builtins.int
+    BROADCAST_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
+    label: _builtins.str
+    """of a declared task"""
+    nonces: _builtins.bytes
+    """of their sessions, 16 bytes each"""
+    broadcast: _builtins.bytes
+    """digest, 32 bytes"""
+    deadline: _builtins.int
+    """unix seconds"""
+    @_builtins.property
+    def cohort(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names, sorted, at most 1024"""
+
+    def __init__(
+        self,
+        *,
+        label: _builtins.str = ...,
+        cohort: _abc.Iterable[_builtins.str] | None = ...,
+        nonces: _builtins.bytes = ...,
+        broadcast: _builtins.bytes = ...,
+        deadline: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcast", b"broadcast", "cohort", b"cohort", "deadline", b"deadline", "label", b"label", "nonces", b"nonces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):
@@ -685,6 +727,7 @@ class ReleaseObject(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     assignment: _builtins.bytes
+    """canonical JSON, at most 256 KiB"""
     certificate: _builtins.bytes
     """DER; the coordinator's, of the key that signed it"""
     total: _builtins.bytes

@@ -55,7 +55,7 @@ def running(directory: Path) -> Iterator[Local]:
     errors = directory.with_name("stderr")
     with errors.open("w") as stream:
         process = subprocess.Popen(
-            command(directory, "--keep", "--json"), cwd=ROOT, stdout=subprocess.PIPE, stderr=stream, text=True
+            command(directory, "--keep", "--json"), cwd=ROOT / "tests", stdout=subprocess.PIPE, stderr=stream, text=True
         )
     try:
         assert process.stdout is not None
@@ -184,7 +184,7 @@ def test_a_service_that_cannot_start_ends_all_with_its_log_and_a_status(tmp_path
     broken.write_text(text.replace("--storage.path=/alertmanager", "--storage.pth=/alertmanager"))
     directory = tmp_path / "local"
     done = subprocess.run(
-        command(directory, "--compose", str(broken)), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS
+        command(directory, "--compose", str(broken)), cwd=ROOT / "tests", capture_output=True, text=True, timeout=SECONDS
     )
     assert done.returncode == 2, done.stderr
     assert "alertmanager exited unexpectedly" in done.stderr

@@ -15,7 +15,6 @@ import duckdb
 import pytest
 from typer.testing import CliRunner
 
-import veilsum_participant.recipes
 from support.tables import totals
 from veilsum_node.errors import DataError
 from veilsum_node.process.check import CheckOutcome
@@ -24,12 +23,12 @@ from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.duck import count_json
 from veilsum_participant.data.sources import query_rows, read_table
+from veilsum_participant.recipes import recipe_texts
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema_file import load_schema
 
-PATIENTS = 80
-RECIPE = Path(veilsum_participant.recipes.__file__).parent / "fhir" / "cohort.sql"
+PATIENTS = 110
 QUERIES = ("cohort", "encounters", "observations")
 TYPES = ("Patient", "Condition", "Observation", "Encounter")
 SNOMED, ICD, LOINC = "http://snomed.info/sct", "http://hl7.org/fhir/sid/icd-10-cm", "http://loinc.org"
@@ -56,7 +55,16 @@ MEASURES = {
 }
 CLASSES = {"IMP": "inpatient", "ACUTE": "inpatient", "NONAC": "inpatient", "AMB": "outpatient", "EMER": "emergency"}
 ABSENT = {"extension": [{"url": "http://hl7.org/fhir/StructureDefinition/data-absent-reason", "valueCode": "unknown"}]}
+HTEST = {"system": "http://terminology.hl7.org/CodeSystem/v3-ActReason", "code": "HTEST"}
+SUBSETTED = {"system": "http://terminology.hl7.org/CodeSystem/v3-ObservationValue", "code": "SUBSETTED"}
+LABELS = [
+    {"security": [HTEST]}, {"tag": [SUBSETTED, {**HTEST, "system": "http://hl7.org/fhir/v3/ActReason"}]},
+    {"tag": [SUBSETTED]}, {"security": [{"code": "HTEST"}, {**HTEST, "system": "urn:local"}]},
+]  # fmt: skip
+CHANGED = [{"modifierExtension": [{"url": "urn:not", "valueBoolean": True}]}, {"implicitRules": "urn:rules"}]
 CERTAINTY = "http://fhir.de/StructureDefinition/icd-10-gm-diagnosesicherheit"
+REPLACED = {19: ["pat-39"], 39: ["pat-0"], 59: ["pat-0", "pat-2"], 69: ["nobody"], 70: ["pat-71"], 71: ["pat-70"]}
+"""By whom patients were replaced; two by each other."""
 Resource = dict[str, Any]
 
 
@@ -80,7 +88,8 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
     def version(resource: Resource) -> Resource:
         stamp = draw.choice(["2021-03-04T05:06:07Z", "2021-03-04T07:06:07+02:00", "2022-01-01T00:00:00.5-05:00", None, "soon"])
         meta = {"versionId": draw.choice(["1", "2", "10", "x"])} | ({} if stamp is None else {"lastUpdated": stamp})
-        return {**resource, **draw.choice([{}, {"meta": meta}, {"meta": meta}])}
+        labelled = draw.choice([{}, meta, meta]) | draw.choice([*30 * ({},), *LABELS])
+        return resource | ({"meta": labelled} if labelled else {}) | draw.choice([*40 * ({},), *CHANGED])
 
     def add(kind: str, changing: Any, **fixed: Any) -> None:
         """A resource, at times in several versions or twice the same."""
@@ -103,8 +112,12 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
                     {"_deceasedDateTime": ABSENT}, {"_deceasedBoolean": ABSENT}, {"deceasedBoolean": "asked"},
                 ]
             )  # fmt: skip
-            if number % 20 == 19:
-                patient["link"] = [{"type": "replaced-by", "other": {"reference": "Patient/pat-0"}}]
+            if number in REPLACED:
+                patient["link"] = [
+                    {"type": "replaced-by", "other": {"reference": f"Patient/{other}"}} for other in REPLACED[number]
+                ]
+            elif number % 20 == 18:
+                patient["link"] = [{"type": draw.choice(["replaces", "seealso"]), "other": {"reference": "Patient/pat-5"}}]
             found.append(Entry(version(patient), f"urn:uuid:{uuid}"))
 
         def subject(who: str = who, uuid: str = uuid) -> Resource:
@@ -144,7 +157,7 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
             )
             panel = {
                 "code": {"coding": [{"system": LOINC, "code": "85354-9"}]},
-                "component": [coded | value, {"code": {"text": "x"}}],
+                "component": [coded | value | draw.choice([{}, {}, {}, CHANGED[0]]), {"code": {"text": "x"}}],
             }
             status = draw.choice(["final", "final", "amended", "preliminary", "entered-in-error"])
             when = draw.choice(
@@ -179,6 +192,10 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
     return found
 
 
+def bundle(entry: list[Any], kind: str = "collection") -> Resource:
+    return {"resourceType": "Bundle", "type": kind, "entry": entry}
+
+
 FORMS = ("ndjson", "gz", "utf-16", "bundle", "lines of bundles", "pretty", "array")
 
 
@@ -187,17 +204,12 @@ def write_export(directory: Path, entries: list[Entry], form: str = "ndjson") ->
     directory.mkdir()
     if form in ("bundle", "lines of bundles"):
         parts = [entries[part::3] for part in range(3)]
-        bundles = [
-            {
-                "resourceType": "Bundle",
-                "type": "collection",
-                "entry": [{"fullUrl": url, "resource": item} for item, url in part],
-            }
-            for part in parts
-        ]
+        bundles = [bundle([{"fullUrl": url, "resource": item} for item, url in part]) for part in parts]
+        inner = bundle(bundles[0]["entry"][::2], "searchset")  # a batch's answer holds the answers to its searches
+        bundles[0]["entry"] = [*bundles[0]["entry"][1::2], {"fullUrl": "urn:uuid:answer", "resource": inner}]
         if form == "bundle":
-            for number, bundle in enumerate(bundles):
-                (directory / f"{number}.json").write_text(json.dumps(bundle, indent=2), "utf-8-sig")
+            for number, made in enumerate(bundles):
+                (directory / f"{number}.json").write_text(json.dumps(made, indent=2), "utf-8-sig")
             return {kind.lower(): directory / "*.json" for kind in TYPES}
         (directory / "all.jsonl").write_text("\n".join(map(json.dumps, bundles)))
         return {kind.lower(): directory / "all.jsonl" for kind in TYPES}
@@ -253,11 +265,34 @@ def newest(versions: list[Resource]) -> Resource:
 def any_of(equal: list[Resource]) -> Resource:
     """Of equally late versions any, but always the same: the greatest as DuckDB orders what the recipe reads of them."""
     kind = equal[0]["resourceType"]
-    (part,) = (part for part in RECIPE.read_text().split("),\n") if f"type) = '{kind}'" in part)
+    (part,) = (part for part in recipe_texts("fhir")["cohort.sql"].split("\n),\n") if f"type) = '{kind}'" in part)
     (read,) = re.findall(r"json_transform\(json, '([^']*)'\) AS resource", part)
     asked = "SELECT json FROM (SELECT unnest(?) AS json) ORDER BY json_transform(json, ?) DESC LIMIT 1"
     (found,) = duckdb.execute(asked, [[json.dumps(item) for item in equal], read]).fetchall()
     return json.loads(found[0])  # type: ignore[no-any-return]
+
+
+def labelled(item: Resource, label: Resource) -> bool:
+    meta = item.get("meta", {})
+    return label in [*meta.get("tag", []), *meta.get("security", [])]
+
+
+def aside(item: Resource) -> str:
+    """Why a resource counts for nothing: what it means is not known, or it is of nobody; empty where it counts."""
+    if "modifierExtension" in item or "implicitRules" in item:
+        return "has an extension that changes its meaning, or implicit rules"
+    test = any(labelled(item, {**HTEST, "system": system}) for system in (HTEST["system"], "http://hl7.org/fhir/v3/ActReason"))
+    return "is labelled as test data" if test else ""
+
+
+def successors(item: Resource) -> list[str]:
+    links = [link for link in item.get("link", []) if link["type"] == "replaced-by"]
+    return [link["other"]["reference"].removeprefix("Patient/") for link in links]
+
+
+def parts_of(item: Resource) -> list[Resource]:
+    """An observation and its components, but those whose meaning an extension changes."""
+    return [part for part in (item, *item.get("component", [])) if "modifierExtension" not in part]
 
 
 class Export:
@@ -272,9 +307,9 @@ class Export:
                 self.urns[item["id"].lower()] = item["id"]
                 if urls:
                     self.urns[url.removeprefix("urn:uuid:").lower()] = item["id"]
-        every = {who: newest(own) for who, own in versions.items()}
-        self.patients = {who: item for who, item in every.items() if "link" not in item}
-        self.replaced = len(every) - len(self.patients)
+        self.every = {who: newest(own) for who, own in versions.items()}
+        self.patients = {who: item for who, item in self.every.items() if not aside(item) and not successors(item)}
+        self.replaced = sum(bool(successors(item)) for item in self.every.values())
         self.older = sum(map(len, versions.values())) - len(versions)
         self.misses: Counter[str] = Counter()
         self.of: dict[tuple[str, str], list[Resource]] = {}
@@ -291,7 +326,12 @@ class Export:
                     met += 1
                     grouped.setdefault((who, item.get("id") or (url if urls else str(number))), []).append(item)
             for (who, name), same in grouped.items():
-                self.of.setdefault((kind, who), []).append(newest(same))
+                last = newest(same)
+                if why := aside(last):
+                    self.misses[f"{kind}: {why}"] += 1
+                    continue
+                self.misses[f"{kind}: is labelled as a part of its resource alone, and counts"] += labelled(last, SUBSETTED)
+                self.of.setdefault((kind, who), []).append(last)
                 self.names.setdefault((kind, who), []).append(name)
             self.misses[f"{kind}: is an older version, or the same again"] = met - len(grouped)
 
@@ -317,10 +357,25 @@ class Export:
             name = parts[-1] if parts[-2:-1] == ["Patient"] else ""
         if not urn and not name:
             self.misses[f"{kind}: has a subject that is not a patient, or none"] += 1
-        elif name not in self.patients:
+        elif name not in self.every:
             self.misses[f"{kind}: names a patient who is not there"] += 1
+        elif (whole := self.stands_for(name)) is None:
+            self.misses[f"{kind}: names a patient who is left aside"] += 1
         else:
-            return name
+            return whole
+        return None
+
+    def stands_for(self, who: str) -> str | None:
+        """The patient who counts in place of one, after all who replaced each other."""
+        met = {who}
+        while (item := self.every.get(who)) is not None and not aside(item):
+            others = successors(item)
+            if not others:
+                return who
+            who = others[0]
+            if len(others) > 1 or who in met:
+                return None
+            met.add(who)
         return None
 
     def own(self, kind: str, who: str) -> list[Resource]:
@@ -333,7 +388,7 @@ class Export:
         for item in self.own("Observation", who):
             if item["status"] not in ("final", "amended"):
                 continue
-            for part in (item, *item.get("component", [])):
+            for part in parts_of(item):
                 quantity = part.get("valueQuantity", {"comparator": "none"})
                 codes = {c["code"] for c in part["code"].get("coding", []) if SYSTEMS.get(c.get("system")) == "loinc"}
                 if "comparator" not in quantity:
@@ -457,12 +512,25 @@ def test_what_is_left_aside_is_counted(tmp_path: Path, recipe: Path, form: str) 
     export = Export(entries, urls=form == "bundle")
     for what, number in export.misses.items():
         assert found[what] == number > 0, what
+    meant = ("is an older version, or the same again", "names a patient who is left aside", "is labelled as test data")
     assert {row["what"] for row in rows if row["meant"]} & {*export.misses} == {
-        f"{kind}: is an older version, or the same again" for kind in TYPES[1:]
+        f"{kind}: {what}" for kind in TYPES[1:] for what in meant
     }
     assert found["Patient: read"] == sum(item["resourceType"] == "Patient" for item, _ in entries)
     assert (found["Patient: was replaced by another"], found["Patient: has no id"]) == (export.replaced, 0) != (0, 0)
     assert found["Patient: is an older version, or the same again"] == export.older > 0
+    lost = [who for who, item in export.every.items() if successors(item) and export.stands_for(who) is None]
+    assert found["Patient: was replaced by several, or by one who does not count"] == len(lost) > 1
+    why = Counter(map(aside, export.every.values()))
+    for what in ("has an extension that changes its meaning, or implicit rules", "is labelled as test data"):
+        assert found[f"Patient: {what}"] == why[what] > 0
+    replaced = {
+        link["other"]["reference"]
+        for item in export.patients.values()
+        for link in item.get("link", [])
+        if link["type"] == "replaces"
+    }
+    assert found["Patient: was replaced by what another says, and counts as well"] == len(replaced) == 1
     counted = {kind: [item for who in export.patients for item in export.own(kind, who)] for kind in TYPES[1:]}
     final = [item for item in counted["Observation"] if item["status"] in ("final", "amended")]
     assert found["Observation: is not final, amended or corrected"] == len(counted["Observation"]) - len(final) > 0
@@ -478,7 +546,9 @@ def test_what_is_left_aside_is_counted(tmp_path: Path, recipe: Path, form: str) 
     assert found["Encounter: ends before it begins"] == sum(
         int(item["period"]["end"][8:10]) < 5 for item in counted["Encounter"]
     )
-    parts = [part for item in final for part in (item, *item.get("component", []))]
+    parts = [part for item in final for part in parts_of(item)]
+    changed = [part for item in final for part in item.get("component", []) if part not in parts_of(item)]
+    assert found["Observation: is a component with an extension that changes its meaning"] == len(changed) > 0
     known = [part for part in parts if any(SYSTEMS.get(c.get("system")) == "loinc" for c in part["code"].get("coding", []))]
     unknown = [part for part in parts if part["code"].get("coding") and part not in known]
     assert found["Observation: has codes of unknown systems alone"] == len(unknown) > 0
@@ -576,17 +646,17 @@ def test_nothing_of_one_person_changes_another_s_rows(tmp_path: Path, recipe: Pa
     """Ids of resources are shared between persons here, as where exports of several servers are put together."""
     entries = make_export(5)
     left = Export(entries, urls=False)
-    without = [
-        entry
-        for entry in entries
-        if (entry.resource["id"] if "subject" not in entry.resource else left.who("", entry.resource))
-        not in ("pat-3", "pat-7")
-    ]
+    gone = ("pat-0", "pat-3")  # the first is others as well, whom it replaced
+
+    def whose(item: Resource) -> str | None:
+        return left.who("", item) if "subject" in item else left.stands_for(item["id"]) or item["id"]
+
+    without = [entry for entry in entries if whose(entry.resource) not in gone]
     assert len(without) < len(entries)
     found = []
     for turn, some in enumerate((entries, without)):
         query = SourceQuery(name, (recipe / f"{name}.sql").read_text(), files=write_export(tmp_path / str(turn), some))
-        rows = [row for row in query_rows(query).to_pylist() if row["patient"] not in ("pat-3", "pat-7")]
+        rows = [row for row in query_rows(query).to_pylist() if row["patient"] not in gone]
         found.append(plain(rows, list(rows[0])))
     assert found[0] == found[1]
 
@@ -635,6 +705,22 @@ def test_a_transaction_names_its_patient_by_a_place_in_it(tmp_path: Path, recipe
     ]  # fmt: skip
 
 
+def test_what_lies_deeper_or_is_to_be_deleted_is_counted(tmp_path: Path, recipe: Path) -> None:
+    patient = {"resourceType": "Patient", "id": "p"}
+    deep = bundle([{"resource": bundle([{"resource": bundle([{"resource": patient}, {"resource": {"resourceType": "Group"}}])}])}])
+    gone = [{"request": {"method": method, "url": url}} for method, url in (("DELETE", "Patient/q"), ("PUT", "Patient/p"))]
+    (tmp_path / "t.ndjson").write_text("\n".join(map(json.dumps, [deep, bundle(gone, "history"), bundle([{"resource": patient}])])))
+    files = {kind.lower(): tmp_path / "t.ndjson" for kind in TYPES}
+    rows = query_rows(SourceQuery("misses", (recipe / "misses.sql").read_text(), files=files)).to_pylist()
+    found = {row["what"]: row["number"] for row in rows if row["number"] and not row["meant"]}
+    assert found == {
+        "Patient: lies in a Bundle in a Bundle in another, none of which is opened": 1,
+        "Patient: is to be deleted by a Bundle, which is not done": 1,
+        "Patient: has no sex that is female or male": 1,
+        "Patient: has no year of birth": 1,
+    }
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("seed", range(2))
 def test_the_order_of_lines_does_not_matter(tmp_path: Path, recipe: Path, seed: int) -> None:
@@ -671,6 +757,12 @@ ODD: list[Any] = [
     {"resourceType": "Bundle", "entry": [{"resource": {"resourceType": "Patient", "id": "pat-1"}}, None, 5, {"fullUrl": 7}]},
     {"resourceType": "Bundle", "entry": {"resource": []}},
     {"fullUrl": "urn:uuid:pat-2", "id": None, "meta": {"lastUpdated": "infinity", "versionId": "99999999999999999999"}},
+    {
+        "id": "pat-1", "link": [{"type": "replaced-by", "other": 5}, None, 7], "modifierExtension": 5, "implicitRules": [],
+        "meta": {"tag": 5, "security": [None, "x", {"system": [], "code": {}}]}, "component": [{"modifierExtension": 0}],
+    },
+    {"id": "pat-0", "link": [{"type": "replaced-by", "other": {"reference": "Patient/pat-1"}}]},
+    {"resourceType": "Bundle", "entry": [{"resource": {"resourceType": "Bundle", "entry": {"resource": 5}}}, {"request": 5}]},
     {"id": "pat-1", "link": "replaced-by", "subject": {"reference": {"reference": "Patient/pat-2"}}, "verificationStatus": 5},
     {"id": "NUL\0", "code": {"coding": [{"system": "\0", "code": "\0"}]}, "subject": {"reference": "Patient/pat-1\0"}},
     {"id": "pat-1", "subject": {"reference": "Patient/pat-1"}, "status": "\0", "partOf": {"reference": "urn:uuid:pat-1"}},

@@ -22,10 +22,12 @@ from support.hostile import (
     uniformity,
 )
 from support.randomness import RARE
-from veilsum_node.canonical import canonical, parse_canonical
+from veilsum.local.federation import as_directive
+from veilsum_coordinator.storage.messages import assignment_message
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.datasets import Reading
+from veilsum_participant.protocol.core import assigned
 from veilsum_participant.store.attempts import AttemptState, find_attempt
 from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, whole_receipts
@@ -292,12 +294,6 @@ def test_one_attempt_under_two_contexts(attack: Adversary) -> None:
     assert attack.kinds("a")["reserve"] == 1
 
 
-def test_directive_and_assignment_disagree(attack: Adversary) -> None:
-    """The directive names another attempt than the assignment that it carries."""
-    raw = attack.assignment(attempt=2).to_bytes()
-    assert attack.assign("a", attack.assignment(), raw=raw).refused is RefusalCode.CONTEXT
-
-
 def test_stale_session_nonce(attack: Adversary) -> None:
     """An assignment made for an earlier session of this site."""
     cohort = tuple((name, bytes(16) if name == "a" else attack.bed.sites[name].nonce) for name in NAMES)
@@ -330,25 +326,42 @@ def test_undeclared_task_and_passed_deadline(attack: Adversary) -> None:
     assert attack.assign("a", attack.assignment(deadline=attack.bed.clock.now)).refused is RefusalCode.ROUND
 
 
+def _parts(attack: Adversary, **changes: Any) -> pb.Assignment:
+    """The parts of an honest assignment with some in place of others."""
+    whole = assignment_message(attack.assignment())
+    for name in changes:
+        whole.ClearField(name)  # type: ignore[arg-type]
+    whole.MergeFrom(pb.Assignment(**changes))
+    return whole
+
+
 def test_malformed_assignments(attack: Adversary) -> None:
     """Each ends in a code and changes nothing."""
-    value = parse_canonical(attack.assignment().to_bytes(), what="assignment")
-    changes: list[dict[str, object]] = [
-        {"round": 0},
-        {"round": "1"},
-        {"attempt": 2**53},
-        {"attempt": True},
-        {"cohort": "abcd"},
-        {"cohort": [["a"]]},
-        {"cohort": {}},
-        {"extra": 1},
-        {"broadcast": "00"},
-        {"label": 7},
-        {"v": 2},
+    whole = _parts(attack)
+    malformed = [
+        pb.Assignment(),
+        _parts(attack, cohort=[]),
+        _parts(attack, cohort=[*whole.cohort, "e"]),
+        _parts(attack, cohort=whole.cohort[1:]),
+        _parts(attack, cohort=[], nonces=b""),
+        *(_parts(attack, nonces=nonces) for nonces in (b"", whole.nonces[:-1], whole.nonces[:-16], whole.nonces + b"\0")),
+        *(_parts(attack, broadcast=digest) for digest in (b"", whole.broadcast[:-1], whole.broadcast + b"\0")),
+        *(_parts(attack, deadline=moment) for moment in (0, 2**53, 2**64 - 1)),
     ]
-    for raw in (b"", b"{", b"[]", b"7", b'{"v":1}', *(canonical(value | change) for change in changes)):
-        assert attack.assign("a", attack.assignment(), raw=raw).refused is RefusalCode.CONTEXT, raw
+    for parts in malformed:
+        assert attack.assign("a", attack.assignment(), parts=parts).refused is RefusalCode.CONTEXT, parts
+    for number, attempt in ((0, 1), (1, 0)):
+        assert attack.assign("a", attack.assignment(number=number, attempt=attempt)).refused is RefusalCode.CONTEXT
     assert attack.attempt_row("a") is None
+    assert attack.assign("a", attack.assignment(), parts=whole).call == "upload"
+
+
+@pytest.mark.parametrize("name", ["a\u00e9", "\u65e5", 'a"b'])
+def test_names_of_an_assignment_are_bound_as_they_are_spelt(attack: Adversary, name: str) -> None:
+    """Whatever a name is spelt with, what the site writes of the parts is the assignment that a coordinator keeps."""
+    asked = attack.assignment(cohort=(("a", attack.bed.sites["a"].nonce), (name, bytes(16))), label=name)
+    sent = pb.Directive(round=asked.round, attempt=asked.attempt, assignment=assignment_message(asked))
+    assert assigned(as_directive(sent)).to_bytes() == asked.to_bytes()
 
 
 def test_directives_with_any_number_end_in_an_answer(attack: Adversary) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HEART = ROOT / ".." / "shared" / "data" / "heart_disease"
-EVALUATIONS = ROOT / "deploy" / "evaluations" / "heart"
+EVALUATIONS = ROOT / "tests" / "evaluations" / "heart"
 SCHEMA = ROOT / "deploy" / "veilsum_deploy" / "demo_data" / "heart_disease.toml"
 
 

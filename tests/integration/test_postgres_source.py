@@ -107,6 +107,7 @@ def test_each_type_becomes_what_a_file_would_hold(url: str, tmp_path: Path) -> N
         ("SELECT interval '1 day' AS age, town, ill FROM records", "column 'age' holds month_day_nano"),
         ("SELECT point(1, 2) AS age, town, ill FROM records", "column 'age' holds point"),
         ("SELECT 12.34::money AS age, town, ill FROM records", "column 'age' holds money"),
+        ("SELECT 4294967295::oid AS age, town, ill FROM records", "column 'age' holds oid"),
     ],
 )
 def test_what_the_server_does_not_accept_is_refused_whatever_is_in_it(url: str, text: str, told: str) -> None:

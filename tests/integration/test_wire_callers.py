@@ -78,11 +78,16 @@ def _load(bed: TestBed, role: Role) -> Credentials:
 
 
 def _status(call: Callable[[], object]) -> grpc.StatusCode:
+    return _told(call)[0]
+
+
+def _told(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    """How a call ended, and the words for it."""
     try:
         call()
     except grpc.RpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
+        return error.code(), error.details()
+    return grpc.StatusCode.OK, ""
 
 
 def _rejected(server: CoordinatorServer, reason: str) -> float:
@@ -230,12 +235,15 @@ def test_a_certified_participant_that_was_not_invited(
         lambda: stub.Seal(iter([pb.SealedBoxes(study=key)]), timeout=PATIENCE),
         lambda: stub.Ready(pb.ReadyRequest(study=key), timeout=PATIENCE),
         lambda: stub.Upload(iter([pb.UploadChunk(study=key, attempt=1)]), timeout=PATIENCE),
+        lambda: stub.Answer(pb.AnswerRequest(study=key, attempt=1, answer=pb.MemberAnswer(words=[1, 2, 3])), timeout=PATIENCE),
         lambda: stub.Consent(pb.ConsentRequest(study=key, attempt=1, consent=bytes(32)), timeout=PATIENCE),
         lambda: stub.Confirm(pb.ConfirmRequest(study=key, kind=pb.DIRECTIVE_KIND_END), timeout=PATIENCE),
     )
     for call in calls:
         before = _rejected(server, "malformed")
-        assert _status(call) is grpc.StatusCode.INVALID_ARGUMENT
+        code, words = _told(call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "not invited to that study" in words or "not in the study's roster" in words, words
         assert _rejected(server, "malformed") == before + 1
     machine = server.hub.studies[key].machine
     assert machine.phase is StudyPhase.ENROLLING

@@ -18,7 +18,7 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.boundary.front import Directive
-from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.core import ParticipantCore, assigned
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
@@ -92,7 +92,7 @@ def _until_payload(core: ParticipantCore, channel: OpenChannel, directives: Iter
     """Answer directives honestly up to the assignment, and make the payload without sending it."""
     for directive in directives:
         if directive.kind == pb.DIRECTIVE_KIND_CONTRIBUTE:
-            return core.contributions.on_assignment(directive.study, directive.assignment, b"")
+            return core.contributions.on_assignment(directive.study, assigned(directive).to_bytes(), b"")
         if directive.kind != pb.DIRECTIVE_KIND_PING:
             core.handle(directive, channel)
     raise AssertionError("the session ended before the assignment")

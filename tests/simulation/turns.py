@@ -13,6 +13,7 @@ from veilsum.local.federation import as_directive
 from veilsum_coordinator.service.hub import Hub
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import VeilsumError
+from veilsum_participant.protocol.core import assigned
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -63,7 +64,7 @@ class Turns:
         process.inbox = hub.directives(process.name)
         for directive in process.inbox:
             if directive.kind == pb.DIRECTIVE_KIND_CONTRIBUTE:
-                self.checks.assigned(directive.study, directive.assignment)
+                self.checks.assigned(directive.study, assigned(as_directive(directive)).to_bytes())
         process.heard += [item for item in process.inbox if item not in process.heard[-8:]]
 
     def _answer(self, process: Process, directive: pb.Directive, fates: dict[int, str], link: Link | None = None) -> bool:

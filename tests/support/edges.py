@@ -28,12 +28,6 @@ SCHEMA = DatasetSchema(columns=COLUMNS, max_records=2000)
 LABEL = LabelColumn(column="end", classes=tuple(ClassValues(name=name, values=(name,)) for name in LEVELS["end"]))
 CLASSES = DatasetSchema(columns=COLUMNS[:-1], label=LABEL, max_records=2000)
 """The same, with ``end`` as what is told apart."""
-DEATH = LabelColumn(
-    column="end", classes=(ClassValues(name="alive", values=("alive", "moved")), ClassValues(name="died", values=("died",)))
-)
-TWO = CLASSES.model_copy(update={"label": DEATH})
-"""The same, with two classes."""
-
 TWO = CLASSES.model_copy(
     update={
         "label": LabelColumn(

@@ -13,7 +13,7 @@ from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectK
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.store.followed import FollowedRow, find_followed
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.securesum.context import broadcast_digest, parse_assignment
+from veilsum_privacy.securesum.context import broadcast_digest
 from veilsum_proto import federation_pb2 as pb
 
 Show = Callable[[str, ObjectKind, int, bytes], bytes]
@@ -85,8 +85,7 @@ class Between(LocalFederation):
             shown = self.show(name, ObjectKind.RELEASE, directive.round - 1, directive.object)
             directive = replace(directive, object=shown)
         if (model := self.models.get((name, directive.round))) is not None:
-            assignment = replace(parse_assignment(directive.assignment), broadcast=broadcast_digest(model))
-            directive = replace(directive, assignment=assignment.to_bytes())
+            directive = replace(directive, assignment=replace(directive.assignment, broadcast=broadcast_digest(model)))
         return directive
 
     def reopen(self, name: str) -> None:

@@ -137,7 +137,7 @@ def engine_sum(
     given = joined(where(used, record.features, 0.0), real(only(record.label, used)))
     row = opaque(NETWORK, given, sum(term.given for term in terms))
 
-    def factors(values: Floats) -> Floats:
+    def factors(values: Floats) -> NDArray[np.floating]:
         return made.factors(loss_of, values[:, :-1], values[:, -1].astype(np.int64))
 
     return factor_sum(only(row, used), {NETWORK: factors}, Products(terms, clip), records_of(x, labels), groups)

@@ -21,6 +21,7 @@ from support.federation import TestBed, make_bed, make_data, make_request, open_
 from support.shown import shown_message, shown_of
 from veilsum.local.federation import as_directive
 from veilsum_aggregation.arrays import Integers
+from veilsum_coordinator.storage.messages import assignment_message
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials, Label
@@ -269,15 +270,15 @@ class Adversary:
         }
         return Assignment(**(values | changes))
 
-    def assign(self, name: str, assignment: Assignment, broadcast: bytes = b"", raw: bytes | None = None) -> Said:
-        """Show an assignment to one site; keeps its payload."""
+    def assign(self, name: str, assignment: Assignment, broadcast: bytes = b"", parts: pb.Assignment | None = None) -> Said:
+        """Show an assignment to one site, or these parts of it; keeps its payload."""
         said = self.tell(
             name,
             pb.DIRECTIVE_KIND_CONTRIBUTE,
             assignment.round,
             assignment.attempt,
             objects={pb.OBJECT_KIND_BROADCAST: broadcast},
-            assignment=assignment.to_bytes() if raw is None else raw,
+            assignment=assignment_message(assignment) if parts is None else parts,
         )
         if said.call == "upload":
             self.payloads[name, assignment.attempt] = said.values[1]

@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -30,25 +29,22 @@ HEADER = struct.Struct("<2sHIQ")
 PLAIN, IN_MEMORY, BESIDE = b"v0", b"v1", b"v2"
 
 
-@dataclass(frozen=True)
 class Echoed(Message):
     """What was asked."""
 
     data: bytes = octets(1, 4 * INLINE)
-    block: SealedMemory | None = memory(4 * INLINE)  # noqa: RUF009
+    block: SealedMemory | None = memory(4 * INLINE)
 
 
-@dataclass(frozen=True)
 class Echo(Inquiry[Echoed]):
     """Say the same again."""
 
     code, answer, most, most_answered, seconds = 100, Echoed, 5 * INLINE, 5 * INLINE, PATIENCE
     data: bytes = octets(1, 4 * INLINE)
     fails: int = number(2, 1)
-    block: SealedMemory | None = memory(4 * INLINE)  # noqa: RUF009
+    block: SealedMemory | None = memory(4 * INLINE)
 
 
-@dataclass(frozen=True)
 class Soon(Echo):
     """The same, for which nobody waits long."""
 

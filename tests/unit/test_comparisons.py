@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("aggregation", "node", "privacy", "participant", "coordinator", "deploy")
-NO_PARTIES = ("evaluations", "simulation", "grafana")
+NO_PARTIES = ("simulation", "grafana")
 """Parts of ``deploy`` that compute or draw, and let nobody in."""
 SECRET = re.compile(
     r"(^|_)(tags?|consents?|mac|token|password|passphrase|secret|seeds?|commitment|proof|signature|authorization|private|key_pem"

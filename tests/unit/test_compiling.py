@@ -20,7 +20,8 @@ from veilsum_node.errors import HostileInput, Misuse, VeilsumError
 from veilsum_participant.boundary import compiler as table
 from veilsum_participant.boundary.compiler import GraphSaid, StudySaid, TaskSaid, TrainingSaid
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.worker.compiling import CompiledTask, WorkerStudies
+from veilsum_participant.worker.compiled import CompiledTask
+from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.terms import TaskTerms

@@ -38,6 +38,7 @@ BAD: dict[str, str] = {
     "crashes": "os.kill(os.getpid(), signal.SIGSEGV)",
     "turns": "[None for _ in iter(int, 1)]",
     "sleeps": "time.sleep(600)",
+    "swallows": "bytearray(3 << 30)",
 }
 
 CHILD = """
@@ -45,7 +46,7 @@ import os, signal, socket, sys, time
 from veilsum_node.process.confinement import Bounds
 from veilsum_participant.worker import decoding
 line = socket.socket(fileno=int(sys.argv[1]))
-decoding.CPU_SECONDS, decoding.WALL_SECONDS = 1.0, 4.0
+decoding.CPU_SECONDS, decoding.WALL_SECONDS, decoding.MEMORY = 1.0, 4.0, 2 << 30
 real_decoder = decoding._be_decoder
 def be_decoder(line, bounds):
     import veilsum_participant.data.images as images

@@ -505,6 +505,19 @@ def test_nifti_is_scaled_and_turned_as_nibabel_does(tmp_path: Path, family: Any,
                 assert_read(named, want)
 
 
+@pytest.mark.parametrize("family", [nibabel.Nifti1Image, nibabel.Nifti2Pair])
+def test_a_header_of_gzip_is_not_unpacked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Any) -> None:
+    """It may hold extensions of any size, and say that its values begin beyond all that memory or a day's work could hold."""
+    made = family(np.arange(60, dtype="u1").reshape(3, 4, 5), np.eye(4))
+    made.header.extensions.append(nibabel.nifti1.Nifti1Extension(0, bytes(3_000_000)))
+    name = "t.img.gz" if "Pair" in family.__name__ else "t.nii.gz"
+    made.to_filename(tmp_path / name)
+    assert all(path.stat().st_size < 100_000 for path in tmp_path.iterdir())
+    assert_read(tmp_path / name, np.asarray(made.dataobj).T.astype(float))
+    monkeypatch.setattr(images, "INFLATED", 1_000_000)
+    assert read_image(tmp_path, name, (1, 4, 5)) is NoPixels.SIZE
+
+
 def test_nifti_of_colours_and_of_what_is_no_number(tmp_path: Path) -> None:
     colours = np.random.default_rng(8).integers(0, 256, (6, 5, 3, 3), dtype=np.uint8)
     rgb = np.ascontiguousarray(colours).view([("R", "u1"), ("G", "u1"), ("B", "u1")]).reshape(6, 5, 3)

@@ -102,7 +102,7 @@ def test_if_we_are_killed_the_kernel_ends_them(tmp_path: Path) -> None:
         f"print(processes.start('plain', command, Path({str(tmp_path / 'log')!r}), 5).pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", text], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     up(tmp_path / "log")

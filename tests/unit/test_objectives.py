@@ -33,7 +33,7 @@ def mlp() -> Architecture:
     return build_architecture(ModelSpec(name="mlp", options={"hidden": H, "scale": 1.3}), D, K)
 
 
-def objective(name: str, architecture: Architecture | None = None, **options: Any) -> Objective:
+def objective(name: str, architecture: Architecture | None = None, **options: Any) -> Objective[Any]:
     spec = resolve_objective(ObjectiveSpec(name=name, options=options))
     return build_objective(spec, architecture or mlp())
 

@@ -198,3 +198,22 @@ def test_cox_has_none() -> None:
     hazards = {"family": "cox", "outcome": "stay", "event": "end", "censored": ["home"], "over": ["ward"]}
     with pytest.raises(ConfigurationError, match="Cox regression has no robust errors"):
         compiled(hazards, 1.0)
+
+
+@pytest.mark.parametrize("errors", ["robust", "clustered"])
+def test_counts_that_are_all_alike_have_no_errors_by_what_is_left_of_them(errors: str) -> None:
+    """A rate ratio of 1 (1 to 1) with p = 0 was told; those of the model are statsmodels'."""
+    cohort = Cohort("counts", 400, 1)
+    cohort.records.features[:, 3] = 2.0 / 20.0 - 1.0
+    summary = cohort.run(compiled(COUNTS, None, errors))
+    assert all("vary about the fit" in row["log"]["not_estimable"] for row in summary["coefficients"])
+    expected = sm.GLM(np.full(400, 2.0), sm.add_constant(cohort.ward), family=sm.families.Poisson()).fit()
+    _, row = summary[f"coefficients {MODEL_ERRORS}"]
+    assert row["log"]["sampling_error"] == pytest.approx(expected.bse[1], rel=1e-3)
+
+
+def test_a_term_that_tells_all_events_has_no_robust_error() -> None:
+    cohort = Cohort("events", 400, 2)
+    cohort.records.features[:, 5], cohort.records.features[:, 6] = cohort.ward == 0, cohort.ward == 1
+    summary = cohort.run(compiled(EVENT, None))
+    assert all("vary about the fit" in row["coefficient"]["not_estimable"] for row in summary["coefficients"])

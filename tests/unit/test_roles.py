@@ -13,7 +13,7 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_node.process.confinement import Bounds, Offered, reach_fault
 from veilsum_node.transport.route import Proxy, Route
 from veilsum_participant.checks import CheckOutcome, site_check
-from veilsum_participant.protocol.policy import policy_values
+from veilsum_participant.session.client import policy_values
 from veilsum_participant.session.launcher import Given
 from veilsum_participant.settings import roles
 from veilsum_participant.settings.config import ParticipantConfig

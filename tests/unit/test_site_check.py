@@ -27,6 +27,7 @@ def checks(
 [datasets.records]
 path = "records.csv"
 columns = ["x0", "x1", "y"]
+most_records = 1000
 [budgets.records]
 epsilon = {budget}
 delta = 1e-5

@@ -159,6 +159,35 @@ def test_columns_that_no_file_has_become_what_a_file_would_hold(tmp_path: Path) 
         check_structure(listed, SCHEMA)
 
 
+@pytest.mark.parametrize("kind", ["UHUGEINT", "BIT"])
+def test_what_another_software_takes_for_another_value_is_refused_by_its_type(tmp_path: Path, kind: str) -> None:
+    """DuckDB gives its largest number as -1, and bits as letters."""
+    text = f"SELECT CAST('1' AS {kind}) AS age, town, ill FROM t"  # noqa: S608
+    query = SourceQuery("records", text, files={"t": one_file(tmp_path)})
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError, match=f"yields a column of {kind}, which"):
+            read(query, SCHEMA)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_columns_that_differ_in_capitals_alone_are_no_table_of_a_query(tmp_path: Path, form: str) -> None:
+    """DuckDB would give the first of them by either name. By themselves they are read as they are called."""
+    path = tmp_path / f"t.{form}"
+    for names in (["Age", "age", "town", "ill"], ["\u00e9", "\u00c9", "age", "town", "ill"]):
+        cells = dict(zip(names, ["1", "2", "3", "4", "5"], strict=False))
+        cells |= {"town": "Ulm", "ill": "0"}
+        path.write_text(f"{','.join(cells)}\n{','.join(cells.values())}\n")
+        if form == "parquet":
+            parquet.write_table(pa.table({name: [cell] for name, cell in cells.items()}), path)
+        assert read_table(path, SCHEMA).columns["age"].to_pylist() == [cells["age"]]
+        query = SourceQuery("records", "SELECT age, town, ill FROM t", files={"t": path})
+        if names[0] == "Age":
+            with pytest.raises(DataError, match=rf"t\.{form}: two columns differ in capitals alone"):
+                check_structure(query, SCHEMA)
+        else:
+            assert read_table(query, SCHEMA).columns["age"].to_pylist() == ["3"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

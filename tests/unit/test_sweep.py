@@ -522,7 +522,7 @@ def test_studies_vary_by_name(tmp_path: Path) -> None:
         missing.content_of(missing.cells()[0])
 
 
-EVALUATIONS = Path(__file__).parents[2] / "deploy" / "evaluations"
+EVALUATIONS = Path(__file__).parents[1] / "evaluations"
 HEART_SCHEMA = Path(__file__).parents[2] / "deploy" / "veilsum_deploy" / "demo_data" / "heart_disease.toml"
 
 

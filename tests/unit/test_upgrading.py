@@ -301,3 +301,28 @@ def test_going_back_and_forth(tmp_path: Path) -> None:
     database = open_database(config.state)
     assert LedgerReader(database).head() == head
     database.close()
+
+
+@pytest.mark.parametrize(
+    ("migrations", "store", "holder"),
+    [
+        ("veilsum_participant.migrations", "veilsum_participant.store", "veilsum_participant.store.tables"),
+        ("veilsum_coordinator.migrations", "veilsum_coordinator.storage", "veilsum_coordinator.storage.long_values"),
+    ],
+)
+def test_what_makes_tables_knows_all_of_them_whatever_else_is_loaded(migrations: str, store: str, holder: str) -> None:
+    """A process loads what it needs: no table may wait for a module that the first study brings."""
+    code = (
+        "import importlib, pkgutil, sys\n"
+        f"importlib.import_module({migrations!r})\n"
+        f"tables = importlib.import_module({holder!r}).METADATA.tables\n"
+        "made = set(tables)\n"
+        f"package = importlib.import_module({store!r})\n"
+        "for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "print(len(made), sorted(set(tables) - made))\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True)
+    number, left = done.stdout.split(maxsplit=1)
+    assert int(number) >= 6
+    assert left.strip() == "[]"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -279,7 +279,6 @@ class FedAvg(Method[FedAvgParameters]):
     """Rounds of the task "local-training"."""
 
     name = "fedavg"
-    Parameters: ClassVar[type[Frozen]] = FedAvgParameters
     rehearsals = 0
 
     def resolve(self, parameters: FedAvgParameters, inputs: Inputs) -> FedAvgParameters:

@@ -14,7 +14,7 @@ alignment's own.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -59,7 +59,7 @@ from veilsum_coordinator.parts.moment_plans import (
 )
 from veilsum_coordinator.parts.query_requests import QueryRequest, expand, weigh
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import RandomFeatures
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
@@ -136,7 +136,6 @@ class FedCGS(Method[FedCGSParameters]):
     """One round of "class-moments", then shrinkage and linear discriminant analysis."""
 
     name = "fedcgs"
-    Parameters: ClassVar[type[Frozen]] = FedCGSParameters
     rehearsals = 12
 
     def resolve(self, parameters: FedCGSParameters, inputs: Inputs) -> FedCGSParameters:

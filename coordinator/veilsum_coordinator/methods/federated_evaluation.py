@@ -10,7 +10,7 @@ Evaluating classifiers: what is asked of the sites, and the figures that the sum
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
@@ -239,7 +239,6 @@ class FederatedEvaluation(Method[FederatedEvaluationParameters]):
     """One round of the task "model-tables", or of a prediction by a formula of the task "tables"."""
 
     name = "federated-evaluation"
-    Parameters: ClassVar[type[Frozen]] = FederatedEvaluationParameters
     rehearsals = 8
 
     def resolve(self, parameters: FederatedEvaluationParameters, inputs: Inputs) -> FederatedEvaluationParameters:

@@ -18,7 +18,7 @@ Everything here is post-processing of releases.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generation import NO_CLASS, FeatureUse, GenerationParameters, generation_plans, run_generation
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.class_mixtures import CENTRES
@@ -85,7 +85,6 @@ class FedPFT(Method[FedPFTParameters]):
     """An alignment if any, "class-mixtures" once or in rounds, samples, and a softmax head."""
 
     name = "fedpft"
-    Parameters: ClassVar[type[Frozen]] = FedPFTParameters
     rehearsals = 8
 
     def resolve(self, parameters: FedPFTParameters, inputs: Inputs) -> FedPFTParameters:

@@ -9,7 +9,7 @@ in place of noise at every site. How many steps there are, and so what all of th
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ from veilsum_coordinator.parts.outcomes import (
     with_recalibration,
 )
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Name, Real
+from veilsum_node.fields import Name, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
@@ -151,7 +151,6 @@ class FedSGD(Method[FedSGDParameters]):
     """DP-SGD over the task "gradient"."""
 
     name = "fedsgd"
-    Parameters: ClassVar[type[Frozen]] = FedSGDParameters
     rehearsals = 0
 
     def resolve(self, parameters: FedSGDParameters, inputs: Inputs) -> FedSGDParameters:

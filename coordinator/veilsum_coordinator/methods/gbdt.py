@@ -7,7 +7,7 @@ whole budget is spent on leaves.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -78,7 +78,6 @@ class GBDT(Method[GBDTParameters]):
     """``rounds`` releases of the task "tree-gradients"."""
 
     name = "gbdt"
-    Parameters: ClassVar[type[Frozen]] = GBDTParameters
     rehearsals = 2
 
     def resolve(self, parameters: GBDTParameters, inputs: Inputs) -> GBDTParameters:

@@ -12,7 +12,7 @@ Two controls stand beside it: the same counts without deviations, and, at sites,
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -38,7 +38,7 @@ from veilsum_coordinator.parts.local_rounds import LocalRounds, TrainingParamete
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.server_heads import mlp_arrays, mlp_head
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks import generation as made
 from veilsum_privacy.training.mlp import Descent
@@ -108,7 +108,6 @@ class GGEUR(Method[GGEURParameters]):
     """Class geometries, then rounds of "local-training" at the sites, or a head trained here."""
 
     name = "ggeur"
-    Parameters: ClassVar[type[Frozen]] = GGEURParameters
     rehearsals = 2
 
     def resolve(self, parameters: GGEURParameters, inputs: Inputs) -> GGEURParameters:

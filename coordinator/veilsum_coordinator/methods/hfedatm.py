@@ -15,7 +15,7 @@ is what one station's releases cost.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -111,7 +111,6 @@ class HFedATM(Method[HFedATMParameters]):
     """Rounds of the task "local-training" at stations; with RegMean also releases of the task "grams"."""
 
     name = "hfedatm"
-    Parameters: ClassVar[type[Frozen]] = HFedATMParameters
     rehearsals = 0
 
     def resolve(self, parameters: HFedATMParameters, inputs: Inputs) -> HFedATMParameters:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -49,7 +49,7 @@ from veilsum_coordinator.parts.iteration import site_blocks
 from veilsum_coordinator.parts.moment_plans import Split, class_moments
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Disclosure
 
@@ -101,7 +101,6 @@ class OFedAvg(Method[OFedAvgParameters]):
     """One release of class moments that each site keeps, an alignment if any, and the mean of the sites' own heads."""
 
     name = "o-fedavg"
-    Parameters: ClassVar[type[Frozen]] = OFedAvgParameters
     rehearsals = 8
 
     def resolve(self, parameters: OFedAvgParameters, inputs: Inputs) -> OFedAvgParameters:

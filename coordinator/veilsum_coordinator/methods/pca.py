@@ -6,7 +6,7 @@ study names this result in its ``[encoder]`` table; its features are then centre
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -19,7 +19,6 @@ from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPla
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import gaussian_moments
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
@@ -50,7 +49,6 @@ class PCA(Method[PCAParameters]):
     """One round of "gaussian-moments", shrinkage, and the leading eigenvectors."""
 
     name = "pca"
-    Parameters: ClassVar[type[Frozen]] = PCAParameters
 
     def resolve(self, parameters: PCAParameters, inputs: Inputs) -> PCAParameters:
         if inputs.encoder is not None:

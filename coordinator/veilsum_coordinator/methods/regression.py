@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import not_
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -174,7 +174,6 @@ class Regression(Method[RegressionParameters]):
     """
 
     name = "regression"
-    Parameters: ClassVar[type[Frozen]] = RegressionParameters
 
     def resolve(self, parameters: RegressionParameters, inputs: Inputs) -> RegressionParameters:
         if parameters.solved is None and parameters.family in RATIOS:

@@ -4,7 +4,7 @@ After SLOT-Align, one-shot alignment of distributions by optimal transport. One 
 training. Other methods put the same in front with ``[parameters.alignment]``.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 from veilsum_coordinator.parts.alignment import (
     AlignmentParameters,
@@ -17,7 +17,6 @@ from veilsum_coordinator.parts.alignment import (
 from veilsum_coordinator.parts.base import FeatureRules, Inputs, Method, TaskPlan, resolved_clip
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 
 
@@ -35,7 +34,6 @@ class SlotAlign(Method[SlotAlignParameters]):
     """The alignment's rounds, and nothing after them."""
 
     name = "slot-align"
-    Parameters: ClassVar[type[Frozen]] = SlotAlignParameters
 
     def resolve(self, parameters: SlotAlignParameters, inputs: Inputs) -> SlotAlignParameters:
         alignment = resolve_alignment(parameters.alignment, inputs)

@@ -9,7 +9,7 @@ Every row is one figure or a few, with the levels of its group; what noise drown
 
 from functools import partial
 from operator import not_
-from typing import Any, ClassVar
+from typing import Any
 
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
@@ -60,7 +60,6 @@ class FederatedStatistics(Method[FederatedStatisticsParameters]):
     """One round, of the task "tables". Missing numbers that the schema imputes enter with the imputed value."""
 
     name = "statistics"
-    Parameters: ClassVar[type[Frozen]] = FederatedStatisticsParameters
 
     def declare(self, parameters: FederatedStatisticsParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if parameters.derive and not parameters.query:

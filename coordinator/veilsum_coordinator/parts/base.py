@@ -24,7 +24,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable, Row
 from veilsum_coordinator.parts.federation import Federation, NoFurtherRoundError, Release
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Frozen, Real, stated_model
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.array_bytes import in_range
 from veilsum_privacy.study.encoder import Encoder, Program, RandomFeatures
@@ -358,6 +358,11 @@ class Method(ABC, Generic[P]):
     rehearsals: ClassVar[int] = 24
     """How often a plan runs it on typical records; fewer where a run is dear, 0 where it trains in many steps, of which too
     much depends on the records."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "Parameters" not in vars(cls) and (stated := stated_model(cls)) is not None:
+            cls.Parameters = stated
 
     def resolve(self, parameters: P, inputs: Inputs) -> P:
         """Fill in the defaults that depend on the inputs; the result leaves nothing open."""

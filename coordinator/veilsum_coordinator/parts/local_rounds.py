@@ -370,7 +370,7 @@ class IirPart(ServerPart):
         return update
 
 
-def server_part(objective: Objective, step_std: float) -> ServerPart:
+def server_part(objective: Objective[Any], step_std: float) -> ServerPart:
     """The part of this objective.
 
     Args:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from veilsum_coordinator.protocol.members import Members, MemberState, StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.storage.messages import assignment_message
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -81,5 +82,5 @@ def _of_round(seat: MemberState, current: Round | None) -> list[pb.Directive]:
     number, attempt = current.present
     directive = pb.Directive(kind=round_directive(current.phase), round=number, attempt=attempt)
     if current.phase is RoundPhase.CONTRIBUTING:
-        directive.assignment = current.assignment.to_bytes()
+        directive.assignment.CopyFrom(assignment_message(current.assignment))
     return [directive]

@@ -29,17 +29,8 @@ from veilsum_privacy.ledger.metrics import MirrorFigures
 from veilsum_privacy.study.study import Study
 
 REASONS = (
-    "unauthenticated",
-    "role",
-    "version",
-    "malformed",
-    "out-of-order",
-    "busy",
-    "held",
-    "not-stored",
-    "state",
-    "internal",
-)
+    "unauthenticated", "role", "version", "malformed", "out-of-order", "busy", "held", "not-stored", "state", "internal",
+)  # fmt: skip
 
 PHASES = (RoundPhase.CONTRIBUTING, RoundPhase.CHECKING, RoundPhase.CONSENTING, RoundPhase.OPENING)
 """Phases of a round that takes time."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from veilsum_privacy.ledger.countersigning import part_of_receipt, part_of_word
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_proto import federation_pb2 as pb
 
@@ -18,6 +19,17 @@ def roster_object(roster: Roster) -> bytes:
     """A roster as it is sent, and as the journal keeps that of a finished study."""
     enrolments = [enrolment_message(member.enrolment) for member in roster.members]
     return pb.RosterObject(enrolments=enrolments).SerializeToString()
+
+
+def assignment_message(assignment: Assignment) -> pb.Assignment:
+    """An assignment on the wire: round and attempt are the directive's."""
+    return pb.Assignment(
+        label=assignment.label,
+        cohort=assignment.names,
+        nonces=b"".join(nonce for _, nonce in assignment.cohort),
+        broadcast=assignment.broadcast,
+        deadline=assignment.deadline,
+    )
 
 
 def fixed_object(

@@ -24,49 +24,19 @@ if TYPE_CHECKING:
     from veilsum_node.identity.tls import Credentials, load_credentials
 
 _WHERE = {
-    "DEFAULT_DAYS": "authority",
-    "Authority": "authority",
-    "CertificateExpired": "certificate",
-    "Credentials": "tls",
-    "Identity": "certificate",
-    "Issued": "record",
-    "IssuedRecord": "record",
-    "Label": "signatures",
-    "Role": "certificate",
-    "SigningKey": "signatures",
-    "federation_id": "certificate",
-    "federation_name": "certificate",
-    "hello_digest": "signatures",
-    "key_fingerprint": "certificate",
-    "load_authority_certificate": "certificate",
-    "load_credentials": "tls",
-    "new_key_and_csr": "requests",
-    "verify": "signatures",
-    "verify_certificate": "certificate",
-}
+    "DEFAULT_DAYS": "authority", "Authority": "authority", "CertificateExpired": "certificate", "Credentials": "tls",
+    "Identity": "certificate", "Issued": "record", "IssuedRecord": "record", "Label": "signatures", "Role": "certificate",
+    "SigningKey": "signatures", "federation_id": "certificate", "federation_name": "certificate", "hello_digest": "signatures",
+    "key_fingerprint": "certificate", "load_authority_certificate": "certificate", "load_credentials": "tls",
+    "new_key_and_csr": "requests", "verify": "signatures", "verify_certificate": "certificate",
+}  # fmt: skip
 """The module of each name."""
 
 __all__ = [
-    "DEFAULT_DAYS",
-    "Authority",
-    "CertificateExpired",
-    "Credentials",
-    "Identity",
-    "Issued",
-    "IssuedRecord",
-    "Label",
-    "Role",
-    "SigningKey",
-    "federation_id",
-    "federation_name",
-    "hello_digest",
-    "key_fingerprint",
-    "load_authority_certificate",
-    "load_credentials",
-    "new_key_and_csr",
-    "verify",
-    "verify_certificate",
-]
+    "DEFAULT_DAYS", "Authority", "CertificateExpired", "Credentials", "Identity", "Issued", "IssuedRecord", "Label", "Role",
+    "SigningKey", "federation_id", "federation_name", "hello_digest", "key_fingerprint", "load_authority_certificate",
+    "load_credentials", "new_key_and_csr", "verify", "verify_certificate",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

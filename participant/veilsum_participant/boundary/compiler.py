@@ -21,8 +21,6 @@ request                  answer                    what crosses
 Besides its own, each answer may be :class:`CompilerFault`: a refusal in words, which follows from what was given.
 """
 
-from dataclasses import dataclass
-
 from veilsum_participant.boundary.encoding import Inquiry, Message, number, octets, real, several, text, texts
 from veilsum_proto import MAX_OBJECT_BYTES
 
@@ -41,7 +39,6 @@ TRACING = 300.0
 """Seconds that a graph, or a step of training without records, may take."""
 
 
-@dataclass(frozen=True)
 class CompilerFault(Message):
     """It cannot be done, and why: ``refused`` is 1 where the study or the broadcast is at fault."""
 
@@ -50,12 +47,10 @@ class CompilerFault(Message):
     advice: str = text(3, ADVICE)
 
 
-@dataclass(frozen=True)
 class CompilerDone(Message):
     """It was done."""
 
 
-@dataclass(frozen=True)
 class TaskSaid(Message):
     """A task's terms, JSON of :class:`veilsum_privacy.computation.terms.TaskTerms`; or empty, and what is wrong with it."""
 
@@ -64,28 +59,24 @@ class TaskSaid(Message):
     advice: str = text(3, ADVICE)
 
 
-@dataclass(frozen=True)
 class StudySaid(Message):
     """The tasks of a study, in its order."""
 
     tasks: tuple[TaskSaid, ...] = several(1, TaskSaid, MOST_TASKS)
 
 
-@dataclass(frozen=True)
 class GraphSaid(Message):
     """A graph's bytes (:meth:`veilsum_privacy.mechanism.rows.graph.RowGraph.from_bytes`)."""
 
     graph: bytes = octets(1, MOST)
 
 
-@dataclass(frozen=True)
 class VectorSaid(Message):
     """A vector, float64."""
 
     vector: bytes = octets(1, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class TrainingSaid(Message):
     """What training asks for, or what it gave at its end.
 
@@ -105,7 +96,6 @@ class TrainingSaid(Message):
     state: bytes = octets(7, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class Fact(Message):
     """A fact by its name."""
 
@@ -113,14 +103,12 @@ class Fact(Message):
     told: str = text(2, 64 * 1024)
 
 
-@dataclass(frozen=True)
 class WordsSaid(Message):
     """What a study asks."""
 
     facts: tuple[Fact, ...] = several(1, Fact, 64)
 
 
-@dataclass(frozen=True)
 class FollowedSaid(Message):
     """A model that is followed: what is kept of it, its task, steps taken; and, of LOOK, what is broadcast next."""
 
@@ -130,7 +118,6 @@ class FollowedSaid(Message):
     broadcast: bytes = octets(4, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class KeptVectorGiven(Message):
     """A noised vector that the site kept, int64, of a task."""
 
@@ -138,7 +125,6 @@ class KeptVectorGiven(Message):
     vector: bytes = octets(2, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class TakeStudy(Inquiry[StudySaid]):
     """Be the compiler of a study, in place of one before."""
 
@@ -146,7 +132,6 @@ class TakeStudy(Inquiry[StudySaid]):
     study: bytes = octets(1, MOST_STUDY)
 
 
-@dataclass(frozen=True)
 class TakeBroadcast(Inquiry[CompilerDone]):
     """Mean these arrays from here on, as they are encoded for a broadcast."""
 
@@ -154,7 +139,6 @@ class TakeBroadcast(Inquiry[CompilerDone]):
     broadcast: bytes = octets(1, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class TryTask(Inquiry[CompilerDone]):
     """Try a task without records, on the arrays that are meant; or, with ``made_up``, on made-up ones."""
 
@@ -163,7 +147,6 @@ class TryTask(Inquiry[CompilerDone]):
     made_up: int = number(2, 1)
 
 
-@dataclass(frozen=True)
 class AskGraph(Inquiry[GraphSaid]):
     """Trace a task.
 
@@ -183,7 +166,6 @@ class AskGraph(Inquiry[GraphSaid]):
     kept: tuple[KeptVectorGiven, ...] = several(5, KeptVectorGiven, MOST_TASKS)
 
 
-@dataclass(frozen=True)
 class AskDerived(Inquiry[VectorSaid]):
     """Compute what derives from a kept vector."""
 
@@ -192,7 +174,6 @@ class AskDerived(Inquiry[VectorSaid]):
     kept: tuple[KeptVectorGiven, ...] = several(2, KeptVectorGiven, MOST_TASKS)
 
 
-@dataclass(frozen=True)
 class BeginTraining(Inquiry[TrainingSaid]):
     """Begin a round of training under noise.
 
@@ -212,7 +193,6 @@ class BeginTraining(Inquiry[TrainingSaid]):
     share_std: float = real(7)
 
 
-@dataclass(frozen=True)
 class AnswerTraining(Inquiry[TrainingSaid]):
     """Go on with a noised sum, float64."""
 
@@ -220,7 +200,6 @@ class AnswerTraining(Inquiry[TrainingSaid]):
     total: bytes = octets(1, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class TrainOnNone(Inquiry[TrainingSaid]):
     """Train without noise as a site without records does."""
 
@@ -229,7 +208,6 @@ class TrainOnNone(Inquiry[TrainingSaid]):
     state: bytes = octets(2, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class AskFollowed(Inquiry[FollowedSaid]):
     """Go on with the model of a study that declares its steps.
 
@@ -253,7 +231,6 @@ class AskFollowed(Inquiry[FollowedSaid]):
 LOOK, BEGIN, STEP = 0, 1, 2
 
 
-@dataclass(frozen=True)
 class AskWords(Inquiry[WordsSaid]):
     """Say what a study asks; another one than that which was taken, perhaps."""
 
@@ -262,15 +239,6 @@ class AskWords(Inquiry[WordsSaid]):
 
 
 REQUESTS: tuple[type[Inquiry[Message]], ...] = (
-    TakeStudy,
-    TakeBroadcast,
-    TryTask,
-    AskGraph,
-    AskDerived,
-    BeginTraining,
-    AnswerTraining,
-    TrainOnNone,
-    AskWords,
-    AskFollowed,
-)
+    TakeStudy, TakeBroadcast, TryTask, AskGraph, AskDerived, BeginTraining, AnswerTraining, TrainOnNone, AskWords, AskFollowed,
+)  # fmt: skip
 """Every request that a compiler answers."""

@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, dataclass_transform, runtime_checkable
 
 from veilsum_node.errors import HostileInput
 
@@ -103,9 +103,9 @@ class Rule:
 _SURROGATES = frozenset(map(chr, range(0xD800, 0xE000)))
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
 class Message:
-    """Base of all messages: a frozen dataclass whose fields are made by the functions below.
+    """Base of all messages, which are frozen dataclasses whose fields are made by the functions below.
 
     Attributes:
         grows: whether a later version may add fields, which are passed over: so it is with what a coordinator sends. Between
@@ -113,6 +113,10 @@ class Message:
     """
 
     grows: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True)(cls)
 
     def check(self) -> None:
         """Insist that every field keeps its bounds.
@@ -145,7 +149,6 @@ R_co = TypeVar("R_co", bound=Message, covariant=True)
 M = TypeVar("M", bound=Message)
 
 
-@dataclass(frozen=True)
 class Inquiry(Message, Generic[R_co]):
     """A message that is answered.
 
@@ -253,7 +256,7 @@ def read(data: bytes | memoryview, of: type[M], beside: Sealed | None = None) ->
     if beside is not None:
         if (name := _table(of).memory) is None:
             raise HostileInput(f"{of.__name__} has no memory beside it.")
-        message = replace(message, **{name: beside})
+        message = replace(cast(Any, message), **{name: beside})
     message.check()
     return message
 

@@ -31,7 +31,6 @@ request                 answer                   largest              seconds
 Besides its own, each answer may be :class:`Failed`. Where nothing else is said, both are at most 64 KiB.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
@@ -132,7 +131,17 @@ STALE = (Status.INVALID_ARGUMENT, Status.FAILED_PRECONDITION, Status.OUT_OF_RANG
 # -- what a coordinator sends -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+class Assignment(Message):
+    """Of an assignment what its directive does not say."""
+
+    grows: ClassVar[bool] = True
+    label: str = text(1, LONGEST_NAME)
+    cohort: tuple[str, ...] = texts(2, MOST_MEMBERS, LONGEST_NAME)
+    nonces: bytes = octets(3, MOST_MEMBERS * DIGEST)
+    broadcast: bytes = octets(4, DIGEST)
+    deadline: int = number(5)
+
+
 class Directive(Message):
     """What the coordinator wants of the site next; ``object`` is what it is answered by, if that came along."""
 
@@ -141,11 +150,10 @@ class Directive(Message):
     study: bytes = octets(2, 64)
     round: int = number(3)
     attempt: int = number(4)
-    assignment: bytes = octets(5, CHUNK_BYTES)
+    assignment: Assignment = one(10, Assignment)
     object: bytes | None = optional_octets(6, CHUNK_BYTES)
 
 
-@dataclass(frozen=True)
 class SignedBytes(Message):
     """A body and the signature under it: a receipt, a countersignature, a statement."""
 
@@ -154,7 +162,6 @@ class SignedBytes(Message):
     signature: bytes = octets(2, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class SignedEnrolment(Message):
     """A member's enrolment."""
 
@@ -164,7 +171,6 @@ class SignedEnrolment(Message):
     signature: bytes = octets(3, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class StudyObject(Message):
     """A study with its analyst's signature."""
 
@@ -175,7 +181,6 @@ class StudyObject(Message):
     seconds_left: int = number(4)
 
 
-@dataclass(frozen=True)
 class RosterObject(Message):
     """Enrolments of a study."""
 
@@ -183,7 +188,6 @@ class RosterObject(Message):
     enrolments: tuple[SignedEnrolment, ...] = several(1, SignedEnrolment, MOST_MEMBERS)
 
 
-@dataclass(frozen=True)
 class SealedBox(Message):
     """A sealed box."""
 
@@ -194,7 +198,6 @@ class SealedBox(Message):
     signature: bytes = octets(6, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class BoxesObject(Message):
     """The boxes for this site."""
 
@@ -202,7 +205,6 @@ class BoxesObject(Message):
     boxes: tuple[SealedBox, ...] = several(1, SealedBox, MOST_MEMBERS)
 
 
-@dataclass(frozen=True)
 class MemberReceipt(Message):
     """What of a member's receipt does not follow from the attempt."""
 
@@ -214,7 +216,6 @@ class MemberReceipt(Message):
     signature: bytes = octets(5, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class ReceiptsWord(Message):
     """The same of the coordinator's word on the receipts."""
 
@@ -224,7 +225,6 @@ class ReceiptsWord(Message):
     signature: bytes = octets(3, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class SumWord(Message):
     """The same of its word on the sum."""
 
@@ -233,7 +233,6 @@ class SumWord(Message):
     signature: bytes = octets(2, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class FixedObject(Message):
     """What a sum is checked by."""
 
@@ -243,7 +242,6 @@ class FixedObject(Message):
     fixed: SumWord = one(3, SumWord)
 
 
-@dataclass(frozen=True)
 class MemberAnswer(Message):
     """A member's check words, signed."""
 
@@ -252,7 +250,6 @@ class MemberAnswer(Message):
     signature: bytes = octets(2, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class AnswersObject(Message):
     """All members' answers."""
 
@@ -260,7 +257,6 @@ class AnswersObject(Message):
     answers: tuple[MemberAnswer, ...] = several(1, MemberAnswer, MOST_MEMBERS)
 
 
-@dataclass(frozen=True)
 class MemberConsent(Message):
     """A member's check words, its consent, and the signature that went with it."""
 
@@ -270,7 +266,6 @@ class MemberConsent(Message):
     signature: bytes = octets(3, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class ReleaseObject(Message):
     """A released round: what its members were shown and gave, and the sum as it opened."""
 
@@ -282,7 +277,6 @@ class ReleaseObject(Message):
     total: bytes = octets(5, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class MirroredItem(Message):
     """One of the site's own receipts in the coordinator's mirror."""
 
@@ -292,7 +286,6 @@ class MirroredItem(Message):
     consent: bytes = octets(3, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class MirroredObject(Message):
     """What the mirror holds of the site after an entry."""
 
@@ -304,12 +297,10 @@ class MirroredObject(Message):
 # -- answers ------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Acknowledged(Message):
     """It was done."""
 
 
-@dataclass(frozen=True)
 class Failed(Message):
     """It was not: by the coordinator's status, or because what it sent was malformed (``hostile``). The words are another
     machine's: for a log, and nothing decides by them."""
@@ -319,7 +310,6 @@ class Failed(Message):
     hostile: int = number(3, 1)
 
 
-@dataclass(frozen=True)
 class HelloReply(Message):
     """The coordinator's greeting, as it came; the guard verifies certificate and signature over its own challenge."""
 
@@ -332,7 +322,6 @@ class HelloReply(Message):
     signature: bytes = octets(6, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class Came(Message):
     """What came next: a directive's bytes; none, and ``over`` is 1 where the coordinator ended the session, else the time for
     an answer is up and the guard asks again."""
@@ -341,14 +330,12 @@ class Came(Message):
     over: int = number(2, 1)
 
 
-@dataclass(frozen=True)
 class Fetched(Message):
     """An object's bytes, as they came."""
 
     data: bytes = octets(1, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class Explained(Message):
     """Why the coordinator cannot be reached, in words for a log."""
 
@@ -358,7 +345,6 @@ class Explained(Message):
 # -- requests -----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Dial(Inquiry[Acknowledged]):
     """Open a channel of mutual TLS to the coordinator, in place of one before.
 
@@ -380,7 +366,6 @@ class Dial(Inquiry[Acknowledged]):
     key: bytes = octets(8, 2 * SMALL)
 
 
-@dataclass(frozen=True)
 class Hello(Inquiry[HelloReply]):
     """Negotiate a version and ask the coordinator to prove its name by the guard's challenge."""
 
@@ -390,7 +375,6 @@ class Hello(Inquiry[HelloReply]):
     challenge: bytes = octets(3, 32, least=32)
 
 
-@dataclass(frozen=True)
 class Work(Inquiry[Acknowledged]):
     """Open the session; whether it is granted is said by what comes."""
 
@@ -399,14 +383,12 @@ class Work(Inquiry[Acknowledged]):
     session_nonce: bytes = octets(2, 64)
 
 
-@dataclass(frozen=True)
 class Next(Inquiry[Came]):
     """Wait for the session's next directive."""
 
     code, answer, most, most_answered, seconds = 4, Came, SMALL, 2 * 1024 * 1024, 60.0
 
 
-@dataclass(frozen=True)
 class FetchObject(Inquiry[Fetched]):
     """Fetch an object whole."""
 
@@ -417,7 +399,6 @@ class FetchObject(Inquiry[Fetched]):
     attempt: int = number(4)
 
 
-@dataclass(frozen=True)
 class Enrol(Inquiry[Acknowledged]):
     """Join a study."""
 
@@ -426,7 +407,6 @@ class Enrol(Inquiry[Acknowledged]):
     enrolment: SignedEnrolment = one(2, SignedEnrolment)
 
 
-@dataclass(frozen=True)
 class Refuse(Inquiry[Acknowledged]):
     """Decline; only codes leave."""
 
@@ -438,7 +418,6 @@ class Refuse(Inquiry[Acknowledged]):
     answers: int = number(5, 2**31 - 1)
 
 
-@dataclass(frozen=True)
 class Seal(Inquiry[Acknowledged]):
     """Deliver sealed boxes; none is an answer too."""
 
@@ -447,7 +426,6 @@ class Seal(Inquiry[Acknowledged]):
     boxes: tuple[SealedBox, ...] = several(2, SealedBox, MOST_MEMBERS)
 
 
-@dataclass(frozen=True)
 class Ready(Inquiry[Acknowledged]):
     """Confirm that every box opened."""
 
@@ -455,7 +433,6 @@ class Ready(Inquiry[Acknowledged]):
     study: bytes = octets(1, 64)
 
 
-@dataclass(frozen=True)
 class UploadPayload(Inquiry[Acknowledged]):
     """Upload a payload, from the piece that the coordinator wants next if an upload of it was begun (``resumed``); of its
     receipt what does not follow from it."""
@@ -469,7 +446,6 @@ class UploadPayload(Inquiry[Acknowledged]):
     receipt: MemberReceipt = one(6, MemberReceipt)
 
 
-@dataclass(frozen=True)
 class Answer(Inquiry[Acknowledged]):
     """Answer the challenge of one attempt."""
 
@@ -481,7 +457,6 @@ class Answer(Inquiry[Acknowledged]):
     signature: bytes = octets(5, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class GiveConsent(Inquiry[Acknowledged]):
     """Let the sum of one attempt open."""
 
@@ -493,7 +468,6 @@ class GiveConsent(Inquiry[Acknowledged]):
     signature: bytes = octets(5, SIGNATURE)
 
 
-@dataclass(frozen=True)
 class Confirm(Inquiry[Acknowledged]):
     """Confirm a given-up attempt, a seen release or an ended study."""
 
@@ -504,14 +478,12 @@ class Confirm(Inquiry[Acknowledged]):
     attempt: int = number(4)
 
 
-@dataclass(frozen=True)
 class Flush(Inquiry[Acknowledged]):
     """Confirm what releases were seen and are still to be told of."""
 
     code, answer, most, most_answered, seconds = 14, Acknowledged, SMALL, SMALL, 65 * CALL
 
 
-@dataclass(frozen=True)
 class Sample(Message):
     """A shared metric's value, by its number on the wire."""
 
@@ -520,7 +492,6 @@ class Sample(Message):
     value: float = real(3)
 
 
-@dataclass(frozen=True)
 class Report(Inquiry[Acknowledged]):
     """Report metrics that the site's policy shares."""
 
@@ -528,14 +499,12 @@ class Report(Inquiry[Acknowledged]):
     samples: tuple[Sample, ...] = several(1, Sample, 256)
 
 
-@dataclass(frozen=True)
 class Explain(Inquiry[Explained]):
     """Probe why the coordinator cannot be reached."""
 
     code, answer, most, most_answered, seconds = 16, Explained, SMALL, SMALL, 90.0
 
 
-@dataclass(frozen=True)
 class Hang(Inquiry[Acknowledged]):
     """End the channel: calls that wait end now."""
 

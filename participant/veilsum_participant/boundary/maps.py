@@ -18,8 +18,6 @@ request            answer                   what crosses
 Besides its own, each answer may be :class:`.WorkerFault`, which has no words.
 """
 
-from dataclasses import dataclass
-
 from veilsum_participant.boundary.encoding import Inquiry, Message, Sealed, memory, number, octets, text
 from veilsum_participant.boundary.reader import DAY, MOST_MEMORY, MOST_ROWS, SMALL, WorkerDone
 from veilsum_proto import MAX_OBJECT_BYTES
@@ -29,7 +27,6 @@ FIRST = 900.0
 """Seconds that a process may take to load torch and a network, and to try it."""
 
 
-@dataclass(frozen=True)
 class Made(Message):
     """What a map made of the records: (rows, size) float64."""
 
@@ -37,7 +34,6 @@ class Made(Message):
     memory: Sealed | None = memory(MOST_MEMORY)
 
 
-@dataclass(frozen=True)
 class Learned(Message):
     """What was trained: the vector, float64, and the state; ``failed`` is 1 if a record was left out on which it raised."""
 
@@ -46,7 +42,6 @@ class Learned(Message):
     failed: int = number(3, 1)
 
 
-@dataclass(frozen=True)
 class Prepare(Inquiry[WorkerDone]):
     """Be ready for the maps of a task, in place of one before.
 
@@ -67,7 +62,6 @@ class Prepare(Inquiry[WorkerDone]):
     weights: str = text(6, 4096)
 
 
-@dataclass(frozen=True)
 class Point(Inquiry[WorkerDone]):
     """Take the maps of training at these values, float64."""
 
@@ -75,7 +69,6 @@ class Point(Inquiry[WorkerDone]):
     at: bytes = octets(1, MAX_OBJECT_BYTES)
 
 
-@dataclass(frozen=True)
 class EncodeBy(Inquiry[WorkerDone]):
     """Be ready to encode by a program (JSON of the study), from a file."""
 
@@ -85,7 +78,6 @@ class EncodeBy(Inquiry[WorkerDone]):
     declared: bytes = octets(3, 32 * SMALL)
 
 
-@dataclass(frozen=True)
 class Apply(Inquiry[Made]):
     """Compute a map of records' values (rows, m) float64, by its name; of what was prepared last, or of the program."""
 
@@ -95,7 +87,6 @@ class Apply(Inquiry[Made]):
     memory: Sealed | None = memory(MOST_MEMORY)
 
 
-@dataclass(frozen=True)
 class Train(Inquiry[Learned]):
     """Train without noise on all records, whose memory is that of :class:`veilsum_participant.boundary.reader.SealedRows`."""
 

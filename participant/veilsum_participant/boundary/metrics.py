@@ -10,7 +10,6 @@ request                 answer                 what crosses
 ======================  =====================  =====================================================
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from veilsum_participant.boundary.encoding import Inquiry, Message, number, octets, text
@@ -31,7 +30,6 @@ class Asked(IntEnum):
     ALIVE = 4
 
 
-@dataclass(frozen=True)
 class EndpointFault(Message):
     """It cannot serve, and why: a file or an address of the operator's."""
 
@@ -39,7 +37,6 @@ class EndpointFault(Message):
     advice: str = text(2, 4096)
 
 
-@dataclass(frozen=True)
 class Question(Message):
     """A question by its number, which its answer repeats."""
 
@@ -47,19 +44,16 @@ class Question(Message):
     turn: int = number(2, 2**32)
 
 
-@dataclass(frozen=True)
 class EndpointDone(Message):
     """It was handed on."""
 
 
-@dataclass(frozen=True)
 class AwaitQuestion(Inquiry[Question]):
     """Wait until somebody asks."""
 
     code, answer, most, most_answered, seconds = 1, Question, SMALL, SMALL, 2 * QUIET
 
 
-@dataclass(frozen=True)
 class GiveAnswer(Inquiry[EndpointDone]):
     """Answer: a page; or of readiness why not, and of life, what is wrong; empty for well."""
 

@@ -17,7 +17,6 @@ Besides its own, each answer may be :class:`WorkerFault`, which has no words. Ho
 caller's: it follows from what is public.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from veilsum_participant.boundary.encoding import Inquiry, Message, Sealed, memory, number, octets, real, text
@@ -40,26 +39,22 @@ class FaultKind(IntEnum):
     MEMORY = 5
 
 
-@dataclass(frozen=True)
 class WorkerFault(Message):
     """It failed, and of which kind of a fixed list (:class:`FaultKind`) that is."""
 
     kind: int = number(1, max(FaultKind))
 
 
-@dataclass(frozen=True)
 class WorkerDone(Message):
     """It was done."""
 
 
-@dataclass(frozen=True)
 class UnmatchedShare(Message):
     """The largest share of a column's cells that match nothing."""
 
     share: float = real(1)
 
 
-@dataclass(frozen=True)
 class SealedRows(Message):
     """Records, or that there are no more.
 
@@ -79,7 +74,6 @@ class SealedRows(Message):
     memory: Sealed | None = memory(MOST_MEMORY)
 
 
-@dataclass(frozen=True)
 class OpenDataset(Inquiry[WorkerDone]):
     """Be the reader of a dataset.
 
@@ -93,7 +87,6 @@ class OpenDataset(Inquiry[WorkerDone]):
     offered: bytes = octets(2, 1024 * 1024)
 
 
-@dataclass(frozen=True)
 class CheckStructure(Inquiry[WorkerDone]):
     """Check that it can be read under a schema (JSON), by its structure."""
 
@@ -101,14 +94,12 @@ class CheckStructure(Inquiry[WorkerDone]):
     data: bytes = octets(1, SCHEMA - SMALL)
 
 
-@dataclass(frozen=True)
 class AskShare(Inquiry[UnmatchedShare]):
     """Hold it against the site's own schema."""
 
     code, answer, most, most_answered, seconds = 3, UnmatchedShare, SMALL, SMALL, DAY
 
 
-@dataclass(frozen=True)
 class LoadRows(Inquiry[SealedRows]):
     """Read all records under a schema (JSON)."""
 
@@ -116,7 +107,6 @@ class LoadRows(Inquiry[SealedRows]):
     data: bytes = octets(1, SCHEMA - SMALL)
 
 
-@dataclass(frozen=True)
 class BeginRows(Inquiry[WorkerDone]):
     """Begin to read in batches.
 
@@ -133,7 +123,6 @@ class BeginRows(Inquiry[WorkerDone]):
     persons: int = number(4, MOST_ROWS)
 
 
-@dataclass(frozen=True)
 class NextRows(Inquiry[SealedRows]):
     """Read the next batch."""
 

@@ -1,7 +1,5 @@
 """What a process that has verified a site's ledger says of it: one message over a pipe, and then it ends."""
 
-from dataclasses import dataclass
-
 from veilsum_participant.boundary.encoding import Message, number, numbers, text
 
 MOST_SHOWN = 20
@@ -17,7 +15,6 @@ SECONDS = 6 * 3600.0
 """How long a ledger may take."""
 
 
-@dataclass(frozen=True)
 class LedgerSaid(Message):
     """What was found.
 

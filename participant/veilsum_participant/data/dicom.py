@@ -14,13 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_participant.data.slices import LARGEST, NoPixels, NotAnImage, Slices, check_size
+from veilsum_participant.data.slices import INFLATED, NoPixels, NotAnImage, Slices, check_size
 
 _MEASURED = {"HU", "HU_MOD", "MGML", "Z_EFF", "ED", "EDW", "PCT"}
 """Rescale types (C.11.1.1.2) whose values measure: how they are displayed changes none. Film's density is not among them."""
-
-INFLATED = 8 * LARGEST
-"""Bytes of a deflated object that are read: as many as the largest image takes once it is decoded."""
 
 _READ = 1 << 20
 

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,6 +54,8 @@ _FREE = threading.Condition()
 _PATIENCE = 20.0
 """Seconds that the end of the process waits for queries that are stopped."""
 _ending = threading.Event()
+_MISREAD = {"UHUGEINT", "BIT"}
+"""DuckDB's types that Arrow takes for others: 2^128 - 1 for -1, bits for letters."""
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
 
 
@@ -274,7 +276,11 @@ def _answer(connection: Any, query: SourceQuery) -> Any:
     statements = connection.extract_statements(query.text)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise DataError(f"The {query} must be one SELECT statement.", "A query reads, and does nothing else.")
-    return connection.sql(statements[0])
+    found = connection.sql(statements[0])
+    if wrong := _MISREAD & {str(kind) for kind in found.types}:
+        told = f"The {query} yields a column of {min(wrong)}, which no other software reads as it is."
+        raise DataError(told, "Store numbers or texts; a query can CAST.")
+    return found
 
 
 def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None:
@@ -292,7 +298,14 @@ def _texts(path: Path, dialect: Dialect) -> _Texts:
         return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
     reader = CsvReader(path, dialect=dialect)
     names = reader.columns() or []
+    _told_apart(path, names)
     return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), lambda: map(_trimmed, reader.parts(RowRequest(names))))
+
+
+def _told_apart(path: Path, names: Sequence[str]) -> None:
+    """Insist that columns differ in more than capitals: by the name of one a query would get another."""
+    if len({name.encode().lower() for name in names}) < len(names):  # of ASCII, as DuckDB compares them
+        raise DataError(f"{path}: two columns differ in capitals alone, which a query cannot tell apart.", "Rename one.")
 
 
 def _trimmed(part: SourcePart) -> Any:
@@ -341,6 +354,7 @@ def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
 def _parts(path: Path) -> list[str]:
     """The Parquet files that a path means, which have to be alike."""
     found = ParquetReader(path).layout()
+    _told_apart(path, found[0].schema.names)
     for other in found:
         if not other.schema.equals(found[0].schema):
             first = Path(found[0].label).name

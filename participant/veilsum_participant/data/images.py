@@ -25,7 +25,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import DataError, raising
 from veilsum_participant.data.dicom import open_dicom
 from veilsum_participant.data.reader import missing_package
-from veilsum_participant.data.slices import NoPixels, NotAnImage, Slices, check_size
+from veilsum_participant.data.slices import INFLATED, NoPixels, NotAnImage, Slices, check_size
 from veilsum_participant.settings.forms import pixel_names
 from veilsum_participant.settings.query import Images
 
@@ -140,6 +140,25 @@ def _silence() -> None:
         logging.getLogger(name).propagate = False
 
 
+class _Unpacked(gzip.GzipFile):
+    """A file of gzip, of which no more is taken than the largest image has: NIfTI's header may hold extensions of any size."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = INFLATED - self.tell()
+        data = super().read(left if size is None or size < 0 else min(size, left))
+        self._check(self.tell())
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._check(offset)
+        return super().seek(offset, whence)
+
+    @staticmethod
+    def _check(place: int) -> None:
+        if place >= INFLATED:
+            raise NotAnImage(NoPixels.SIZE)
+
+
 @dataclass(frozen=True)
 class _Opener:
     """Opens files of a folder, to be closed with ``files``."""
@@ -181,7 +200,7 @@ class _Opener:
             raise NotAnImage(NoPixels.ABSENT) from error
         if file.read(2) == b"\x1f\x8b":
             file.seek(0)
-            file = cast(IO[bytes], self.files.enter_context(gzip.GzipFile(fileobj=file)))
+            file = cast(IO[bytes], self.files.enter_context(_Unpacked(fileobj=file)))
         file.seek(0)
         head = file.read(_HEAD)
         file.seek(0)

@@ -53,7 +53,7 @@ class PostgresReader(QueryReader):
                 told = str(error).partition("ERROR:")[2].splitlines()
                 message = f"The {query}: {told[0].strip() if told else 'is not accepted'} (SQLSTATE {error.sqlstate})."
                 raise DataError(message, "Correct the query, or the rights of the database's role.") from None
-        return _with_money(schema.empty_table()).schema
+        return _with_own_types(schema.empty_table()).schema
 
     @contextmanager
     def opened(self) -> Iterator[_ServerRows]:
@@ -87,7 +87,7 @@ class _ServerRows(OpenRows):
             text += f" ORDER BY {name if _is_number(self.kinds[asked.order]) else _as_told(name)}"
         for table in self._copied(text) if asked.rows is None else self._fetched(text, asked.rows):
             distinct_names(table.column_names)
-            yield SourcePart(_with_money(table))
+            yield SourcePart(_with_own_types(table))
 
     def _copied(self, text: str) -> list[Any]:
         """All rows in the parts that the driver makes of them, which are quicker to judge one by one."""
@@ -116,11 +116,13 @@ class _ServerRows(OpenRows):
             self.cursor.execute("CLOSE records")
 
 
-def _with_money(table: Any) -> Any:
-    """A table whose money, which the driver gives as whole numbers of the smallest coin, is of a type of its own."""
+def _with_own_types(table: Any) -> Any:
+    """A table in which what the driver gives as other numbers is of a type of its own: money as its smallest coins, OIDs beyond
+    2^31 as negative ones.
+    """
     for place, part in enumerate(table.schema):
-        if (part.metadata or {}).get(b"POSTGRESQL:type") == b"money":
-            kind = pa.opaque(pa.int64(), "money", "PostgreSQL")
+        if (name := (part.metadata or {}).get(b"POSTGRESQL:type")) in (b"money", b"oid"):
+            kind = pa.opaque(part.type, name.decode(), "PostgreSQL")
             chunks = [pa.ExtensionArray.from_storage(kind, chunk) for chunk in table.column(place).chunks]
             table = table.set_column(place, pa.field(part.name, kind), pa.chunked_array(chunks, kind))
     return table

@@ -17,6 +17,9 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 LARGEST = 1 << 28
 """Pixels that are decoded at once, of a slice or of a volume: 2 GiB as float64."""
 
+INFLATED = 9 * LARGEST
+"""Bytes that are taken of a file that is deflated or of gzip: what the largest image takes once it is decoded, and an eighth around it."""
+
 
 class NoPixels(StrEnum):
     """Why a record has no pixels, for its site's own eyes."""

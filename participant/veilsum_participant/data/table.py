@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
@@ -167,7 +168,7 @@ def require_columns(what: str, names: Sequence[str], present: Sequence[str], adv
     """Insist that every named column is there, once.
 
     What a source calls its columns may be a record, as in a CSV file without the header that it should have. So nothing of it
-    is told but how many of ``names`` are there, which are not, and whether that is a matter of capitals and spaces.
+    is told but how many of ``names`` are there, which are not, and whether that is a matter of capitals, accents and spaces.
 
     Args:
         what: the source, and the verb that how many there are is said with.
@@ -180,7 +181,7 @@ def require_columns(what: str, names: Sequence[str], present: Sequence[str], adv
         wanted = len(set(names))
         spelled = {_folded(name) for name in present}
         other = [name for name in missing if _folded(name) in spelled]
-        hint = f"Look at capitals and spaces in {_named(other)}." if other else ""
+        hint = f"Look at capitals, accents and spaces in {_named(other)}." if other else ""
         several = f"columns {_named(missing)} are" if len(missing) > 1 else f"column {missing[0]!r} is"
         raise DataError(
             f"{what} {wanted - len(missing)} of the {counted(wanted, 'column')} wanted: {several} missing.",
@@ -197,7 +198,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _folded(name: str) -> str:
-    return "".join(name.split()).casefold().replace("_", "").replace("-", "")
+    return "".join(normalize("NFKC", name).split()).casefold().replace("_", "").replace("-", "")
 
 
 _TOLD = 5

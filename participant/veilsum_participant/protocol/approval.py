@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
@@ -32,11 +33,13 @@ from veilsum_participant.store.pending import (
     find_pending,
     pending_studies,
 )
-from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.entries import Entry
 from veilsum_privacy.ledger.statements import RequestedStudy
 from veilsum_privacy.study.study import Study, parse_study, study_digest
+
+if TYPE_CHECKING:
+    from veilsum_privacy.computation.declared import DeclaredStudy
 
 MOST_WAITING = 256
 """Studies that wait for the operator's word at most; further ones are refused."""
@@ -193,14 +196,6 @@ def waiting_digests(site: Site) -> list[bytes]:
     """Digests of the studies that wait for somebody's word, oldest first."""
     with site.database.reading() as connection:
         return [row.digest for row in pending_studies(connection) if row.state is PendingState.WAITING]
-
-
-def decided_studies(site: Site) -> list[bytes]:
-    """Digests of studies that the operator decided on and the coordinator has not heard of."""
-    with site.database.reading() as connection:
-        return [
-            row.digest for row in pending_studies(connection) if row.state in (PendingState.APPROVED, PendingState.DECLINED)
-        ]
 
 
 def end_waiting(connection: Connection, site: Site, row: PendingRow, why: str) -> None:

@@ -33,7 +33,6 @@ from veilsum_participant.store.attempts import (
     change_attempt,
     find_attempt,
     finish_attempt,
-    is_late,
 )
 from veilsum_participant.store.kept import find_kept, paid_state
 from veilsum_participant.store.studies import StudyState, change_study, find_method
@@ -132,9 +131,6 @@ class Contributions:
         """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
         site = self._site
         now = site.steady()
-        with site.database.reading() as connection:  # every second, and hardly ever for anything: it takes no lock
-            if not is_late(connection, now):
-                return
         with site.database.transaction() as connection:
             for row in attempts_in(connection, OPEN):
                 if now >= row.deadline:

@@ -7,28 +7,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
-from veilsum_participant.protocol.approval import decided_studies
-from veilsum_participant.protocol.contributions import Contributions
-from veilsum_participant.protocol.membership import Membership
-from veilsum_participant.protocol.open_studies import load_open_study
-from veilsum_participant.protocol.openings import Consent, Openings, Shown
-from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
+from veilsum_participant.store.attempts import is_late
 from veilsum_participant.store.peers import mirror_entry
-from veilsum_participant.store.studies import StudyState, find_method
-from veilsum_privacy.computation.following import followed
+from veilsum_participant.store.pending import PendingState, pending_studies
+from veilsum_participant.store.studies import StudyState, count_enrolled, find_method
 from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
-from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.check_words import CheckAnswer
-from veilsum_privacy.securesum.context import Assignment, parse_assignment
-from veilsum_privacy.securesum.roster import Enrolment
+
+if TYPE_CHECKING:
+    from veilsum_participant.protocol.contributions import Contributions
+    from veilsum_participant.protocol.membership import Membership
+    from veilsum_participant.protocol.openings import Consent, Openings, Shown
+    from veilsum_participant.protocol.payloads import Payload
+    from veilsum_privacy.securesum.boxes import Box
+    from veilsum_privacy.securesum.check_words import CheckAnswer
+    from veilsum_privacy.securesum.context import Assignment
+    from veilsum_privacy.securesum.roster import Enrolment
 
 LARGEST_NUMBER = 2**53 - 1
 """Largest round or attempt, as in an assignment; the wire carries 64 bits, the store does not."""
@@ -56,13 +58,31 @@ class Channel(Protocol):
 
 
 class ParticipantCore:
-    """Dispatches directives to the site's protocol."""
+    """Dispatches directives to the site's protocol, each part of which is loaded when it is first needed."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.membership = Membership(site)
-        self.contributions = Contributions(site)
-        self.openings = Openings(site)
+
+    @cached_property
+    def membership(self) -> Membership:
+        """The part of the protocol before the first round and after the last."""
+        from veilsum_participant.protocol.membership import Membership
+
+        return Membership(self.site)
+
+    @cached_property
+    def contributions(self) -> Contributions:
+        """The part of a round before consent."""
+        from veilsum_participant.protocol.contributions import Contributions
+
+        return Contributions(self.site)
+
+    @cached_property
+    def openings(self) -> Openings:
+        """The part of a round after upload."""
+        from veilsum_participant.protocol.openings import Openings
+
+        return Openings(self.site)
 
     def catch_up(self, channel: Channel) -> list[int]:
         """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
@@ -116,12 +136,20 @@ class ParticipantCore:
 
     def decided(self) -> list[Directive]:
         """Directives that the operator's word on waiting studies gives cause to: to enrol, or to tell that it declines."""
-        return [Directive(kind=DirectiveKind.ENROL, study=key) for key in decided_studies(self.site)]
+        with self.site.database.reading() as connection:
+            told = [row for row in pending_studies(connection) if row.state in (PendingState.APPROVED, PendingState.DECLINED)]
+        return [Directive(kind=DirectiveKind.ENROL, study=row.digest) for row in told]
 
     def expire(self) -> None:
         """Act on the site's own deadlines."""
-        self.contributions.expire()
-        self.membership.expire()
+        with self.site.database.reading() as connection:  # every second, and hardly ever for anything: it takes no lock
+            late = is_late(connection, self.site.steady())
+            held = count_enrolled(connection) or pending_studies(connection)
+        if late:
+            self.contributions.expire()
+        days = self.site.config.retention
+        if held or days.studies is not None or days.kept_vectors is not None:
+            self.membership.expire()
 
     def handle(self, directive: Directive, channel: Channel) -> None:
         """Answer one directive; the same directive again is answered the same.
@@ -188,6 +216,8 @@ class ParticipantCore:
                     channel.enrol(key, enrolment)
             case DirectiveKind.SEAL:
                 roster = read(channel.fetch(ObjectKind.ROSTER, key), says.RosterObject)
+                from veilsum_privacy.securesum.roster import Enrolment
+
                 enrolments = [Enrolment(item.certificate, item.body, item.signature) for item in roster.enrolments]
                 channel.seal(key, self.membership.on_roster(key, enrolments))
             case DirectiveKind.UNSEAL:
@@ -216,12 +246,12 @@ class ParticipantCore:
 
     def _check(self, directive: Directive, key: bytes, channel: Channel) -> CheckAnswer:
         number, attempt = directive.round, directive.attempt
-        if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown that it would use again
-            self.catch_up(channel)
         try:
             shown = _shown(_needed(directive, ObjectKind.FIXED, channel), channel)
             return self.openings.on_fixed(key, number, attempt, shown)
         except Refusal as refusal:
+            if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown, to be used no more
+                self.catch_up(channel)
             # its certificate or key may have been renewed since it proved its name, or since it sent the receipts along
             if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.object is not None):
                 raise
@@ -232,6 +262,8 @@ class ParticipantCore:
         return self.openings.on_fixed(key, number, attempt, _shown(again, channel))
 
     def _consent(self, directive: Directive, key: bytes, channel: Channel) -> Consent:
+        from veilsum_privacy.securesum.check_words import CheckAnswer
+
         number, attempt = directive.round, directive.attempt
         shown = read(_needed(directive, ObjectKind.ANSWERS, channel), says.AnswersObject)
         answers = [CheckAnswer(item.words, item.signature) for item in shown.answers]
@@ -250,23 +282,21 @@ class ParticipantCore:
         return self.openings.on_answers(key, number, attempt, answers)
 
     def _contribute(self, directive: Directive, key: bytes, channel: Channel) -> None:
-        # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
         try:
-            assignment = parse_assignment(directive.assignment)
+            assignment = assigned(directive)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        number, attempt = assignment.round, assignment.attempt
-        if (number, attempt) != (directive.round, directive.attempt):
-            raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
-        payload = self.contributions.on_assignment(
-            key, directive.assignment, self._broadcast(directive, key, assignment, channel)
-        )
+        broadcast = self._broadcast(directive, key, assignment, channel)
+        payload = self.contributions.on_assignment(key, assignment.to_bytes(), broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.pieces)))
 
     def _broadcast(self, directive: Directive, key: bytes, assignment: Assignment, channel: Channel) -> bytes:
         """What a round broadcasts: what came, or in a study that declares its steps what this site computed."""
+        from veilsum_participant.protocol.open_studies import load_open_study
+        from veilsum_privacy.computation.following import followed
+
         with self.site.database.reading() as connection:
             study = load_open_study(connection, self.site, key).study
         if followed(study) is None:
@@ -285,6 +315,24 @@ def settled_entry(site: Site, coordinator: str) -> int:
         return mirror_entry(connection, coordinator)
 
 
+def assigned(directive: Directive) -> Assignment:
+    """The assignment that a directive carries the parts of.
+
+    Raises:
+        HostileInput: they are those of none.
+    """
+    from veilsum_privacy.securesum import NONCE_BYTES
+    from veilsum_privacy.securesum.context import Assignment, parse_assignment
+
+    said, size = directive.assignment, NONCE_BYTES
+    if len(said.nonces) != size * len(said.cohort):
+        raise HostileInput("There is not exactly one nonce of each member of the cohort.")
+    nonces = (said.nonces[start : start + size] for start in range(0, len(said.nonces), size))
+    cohort = tuple(zip(said.cohort, nonces, strict=True))
+    told = Assignment(directive.round, directive.attempt, said.label, cohort, said.broadcast, said.deadline)
+    return parse_assignment(told.to_bytes())
+
+
 def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:
     """What a directive is answered by: it came with it, or is fetched. Neither is trusted more than the other."""
     if directive.object is not None:
@@ -293,6 +341,8 @@ def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:
 
 
 def _shown(data: bytes, channel: Channel) -> Shown:
+    from veilsum_participant.protocol.openings import Shown
+
     sent = read(data, says.FixedObject)
     word = sent.countersigned
     return Shown(
@@ -313,4 +363,6 @@ def _greeted_again(channel: Channel) -> bool:
 
 
 def _box(message: says.SealedBox) -> Box:
+    from veilsum_privacy.securesum.boxes import Box
+
     return Box(message.sender, message.recipient, message.ciphertext, message.signature)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, end_waiting, verify_study
 from veilsum_participant.protocol.open_studies import check_directory, load_open_study, verified_roster
 from veilsum_participant.protocol.policy import analyst_faults, mask_faults, member_faults, refuse
 from veilsum_participant.site import LOG, Site
@@ -61,6 +60,8 @@ class Membership:
         Raises:
             Refusal: with everything that speaks against it; a signed study's refusal stands in the ledger then.
         """
+        from veilsum_participant.protocol.approval import SignedStudy, decide, verify_study
+
         site = self._site
         signed = SignedStudy(data, signature, certificate, coordinator, seconds_left)
         agreed, analyst = verify_study(site, key, signed)
@@ -164,6 +165,7 @@ class Membership:
 
     def leave(self, key: bytes, status: StudyState) -> None:
         """End this site's part: give up open attempts, erase key, seeds and payloads; what waited is dropped. Idempotent."""
+        from veilsum_participant.protocol.approval import UNDECIDED, end_waiting
         from veilsum_participant.protocol.contributions import give_up_open
 
         site = self._site
@@ -188,6 +190,8 @@ class Membership:
             held, waiting = signed_studies(connection), pending_studies(connection)
         over = [row for row in waiting if now >= parse_study(row.study).expires]
         if over:
+            from veilsum_participant.protocol.approval import end_waiting
+
             with self._site.database.transaction() as connection:
                 for row in over:
                     end_waiting(connection, self._site, row, "its time ran out")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 from sqlalchemy import Connection
@@ -16,10 +17,12 @@ from veilsum_participant.protocol.policy import analyst_faults, refuse
 from veilsum_participant.site import Site
 from veilsum_participant.store.studies import TAKING_PART, StudyRow, find_study, load_enrolments
 from veilsum_participant.store.tables import promised
-from veilsum_privacy.computation.declared import DeclaredStudy
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import Member, Roster, verify_roster
 from veilsum_privacy.study.study import Study, parse_study
+
+if TYPE_CHECKING:
+    from veilsum_privacy.computation.declared import DeclaredStudy
 
 
 @lru_cache(maxsize=32)

@@ -7,8 +7,6 @@ as one. Only codes leave the site. Nothing is read but the hashes of configured 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -16,10 +14,7 @@ from typing import TYPE_CHECKING
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.computation.declared import DeclaredStudy
-from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators
-from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import header_conflict
 from veilsum_privacy.study.study import Study, TaskDeclaration
@@ -27,6 +22,9 @@ from veilsum_privacy.study.study import Study, TaskDeclaration
 if TYPE_CHECKING:
     from veilsum_participant.settings.config import ParticipantConfig, Policy
     from veilsum_participant.settings.dataset_config import DatasetConfig
+    from veilsum_privacy.computation.declared import DeclaredStudy
+    from veilsum_privacy.mechanism.noise import NoisePlan
+    from veilsum_privacy.securesum.roster import Member
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
@@ -35,9 +33,6 @@ JOINT_ONLY: frozenset[str] = frozenset(
     {"calibration-step", "hazard-step", "newton-step", "score-products", "tables", "tree-gradients", "within-moments"}
 )
 """Tasks that have no sum which shows each site's own part."""
-
-LONGEST_VALUE = 1000
-"""Characters of a value of the policy that the ledger holds; of longer ones it holds a digest."""
 
 _PIN = 'Pin the peers\' key fingerprints under policy.trusted, or ask for a study with noise = "local".'
 
@@ -51,21 +46,6 @@ def refuse(faults: Iterable[Refusal]) -> None:
     refusal = Refusal.of(faults)
     if refusal is not None:
         raise refusal
-
-
-def policy_values(policy: Policy) -> dict[str, str]:
-    """Every key of the policy with its value as JSON, or the digest of a long one; each pinned peer has a key of its own.
-
-    Of a directory's file its path is left out: what it pins is there.
-    """
-    values: dict[str, object] = {name: value for name, value in policy if name not in ("directory", "trusted")}
-    values |= {f"trusted.{name}": fingerprint for name, fingerprint in policy.trusted.items()}
-    texts = {f"policy.{key}": json.dumps(value, sort_keys=True) for key, value in values.items()}
-    return {key: text if len(text) <= LONGEST_VALUE else _digest(text) for key, text in texts.items()}
-
-
-def _digest(text: str) -> str:
-    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def study_faults(

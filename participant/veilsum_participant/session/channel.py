@@ -7,7 +7,7 @@ that lies can keep silent, say that calls fail, or hand on what a malicious coor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable
 from veilsum_node.identity import Credentials
@@ -18,11 +18,13 @@ from veilsum_node.transport.route import Route
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Peer
 from veilsum_participant.boundary.encoding import Inquiry, Message, read
-from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.ledger.receipts import parse_receipt
-from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import PROTOCOL_VERSIONS, SOFTWARE
+
+if TYPE_CHECKING:
+    from veilsum_participant.protocol.payloads import Payload
+    from veilsum_privacy.securesum.boxes import Box
+    from veilsum_privacy.securesum.roster import Enrolment
 
 R = TypeVar("R", bound=Message)
 

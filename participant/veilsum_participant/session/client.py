@@ -9,6 +9,8 @@ running attempt goes on. A new key has to wait until no study is open, because m
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import queue
 import signal
@@ -33,12 +35,11 @@ from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.front import STALE, Directive, DirectiveKind, Status
 from veilsum_participant.datasets import Datasets
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
-from veilsum_participant.protocol.policy import policy_values
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
+from veilsum_participant.store.studies import open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
 from veilsum_participant.telemetry.watching import Verify, watched
@@ -47,7 +48,7 @@ from veilsum_privacy.ledger import Ledger
 
 if TYPE_CHECKING:
     from veilsum_participant.session.hooks import Begin, WaitingHook
-    from veilsum_participant.settings.config import ParticipantConfig
+    from veilsum_participant.settings.config import ParticipantConfig, Policy
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -58,6 +59,9 @@ HANG_SECONDS = 30.0  # how long calls of a channel that was ended may take to en
 CATCH_UP_SECONDS = 3600  # how long deadlines wait, after a start, for the coordinator to show its mirror
 HELD_ELSEWHERE = Status.ALREADY_EXISTS
 """By which a coordinator refuses a session while another process with the same identity has one."""
+
+LONGEST_VALUE = 1000
+"""Characters of a value of the policy that the ledger holds; of longer ones it holds a digest."""
 
 WAITING = 64  # directives read ahead; the rest wait in the stream
 
@@ -122,7 +126,12 @@ def open_site(
         datasets=datasets,
         studies=studies,
     )
-    leave_former_studies(site)
+    with database.reading() as connection:
+        former = any(row.box_key is None for row in open_studies(connection))
+    if former:
+        from veilsum_participant.protocol.membership import leave_former_studies
+
+        leave_former_studies(site)
     if site.restored() is not None:
         from veilsum_participant.protocol.recovery import give_up_restored
 
@@ -492,6 +501,21 @@ def record_policy(site: Site) -> None:
         entry = site.ledger.record_policy(connection, policy_values(site.config.policy))
     if entry is not None:
         LOG.info("the policy is not as at the last start: entry %d of the ledger says what changed", entry)
+
+
+def policy_values(policy: Policy) -> dict[str, str]:
+    """Every key of the policy with its value as JSON, or the digest of a long one; each pinned peer has a key of its own.
+
+    Of a directory's file its path is left out: what it pins is there.
+    """
+    values: dict[str, object] = {name: value for name, value in policy if name not in ("directory", "trusted")}
+    values |= {f"trusted.{name}": fingerprint for name, fingerprint in policy.trusted.items()}
+    texts = {f"policy.{key}": json.dumps(value, sort_keys=True) for key, value in values.items()}
+    return {key: text if len(text) <= LONGEST_VALUE else _digest(text) for key, text in texts.items()}
+
+
+def _digest(text: str) -> str:
+    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 class OwnCertificate:

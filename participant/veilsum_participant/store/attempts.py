@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Index, Select, bindparam, func, insert, select, update
 
 from veilsum_participant.store.tables import all_rows, one_row, promised, table
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.check_words import Answered, Signed
+
+if TYPE_CHECKING:
+    from veilsum_privacy.securesum.check_words import Answered
 
 
 class AttemptState(StrEnum):
@@ -61,10 +63,12 @@ class AttemptRow:
         object.__setattr__(self, "state", AttemptState(self.state))
 
     @property
-    def answered(self) -> Answered | None:
+    def answered(self) -> "Answered | None":
         """The challenge that the site answered for this context, if it answered one."""
         if self.answer is None:
             return None
+        from veilsum_privacy.securesum.check_words import Answered, Signed
+
         signed = Signed(self.answer, promised(self.answer_signature))
         return Answered(promised(self.fixed), promised(self.challenge), signed)
 

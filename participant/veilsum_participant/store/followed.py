@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Column, Connection, Integer, LargeBinary, Table, bindparam, delete, func, insert, select, update
 
 from veilsum_participant.store.tables import METADATA
-from veilsum_privacy.securesum.context import Pieces
+
+if TYPE_CHECKING:
+    from veilsum_privacy.securesum.context import Pieces
 
 FOLLOWED = Table(
     "participant_followed",
@@ -48,7 +50,7 @@ class FollowedRow:
     model: bytes = field(repr=False)
 
 
-def keep_followed(connection: Connection, study: bytes, marks: Mapping[str, Any], model: Pieces) -> None:
+def keep_followed(connection: Connection, study: bytes, marks: Mapping[str, Any], model: "Pieces") -> None:
     """Keep how far the site followed a study, in place of what was kept before and of what was seen since."""
     pieces = list(enumerate([json.dumps(marks).encode(), *_cut(model)]))
     if connection.execute(_COUNT, {"of": study}).scalar() == len(pieces):
@@ -82,7 +84,7 @@ def drop_followed(connection: Connection, study: bytes) -> None:
     connection.execute(_DROP, {"of": study})
 
 
-def _cut(pieces: Pieces) -> Iterator[bytes]:
+def _cut(pieces: "Pieces") -> Iterator[bytes]:
     for piece in pieces:
         for start in range(0, len(piece), PIECE):
             yield bytes(memoryview(piece)[start : start + PIECE])

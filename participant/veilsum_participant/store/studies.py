@@ -6,14 +6,15 @@ Enrolments as the store keeps them: a study's own, and those of its roster.
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Index, bindparam, func, insert, select, update
 
 from veilsum_node.errors import HostileInput
 from veilsum_participant.store.tables import all_rows, one_row, table
-from veilsum_privacy.securesum.roster import Enrolment
-from veilsum_privacy.study.study import parse_study
+
+if TYPE_CHECKING:
+    from veilsum_privacy.securesum.roster import Enrolment
 
 
 class StudyState(StrEnum):
@@ -73,6 +74,8 @@ def find_study(connection: Connection, digest: bytes) -> StudyRow | None:
 
 def find_method(connection: Connection, digest: bytes) -> str | None:
     """The method of a study; None if the site does not know it, or an older version wrote it in another way."""
+    from veilsum_privacy.study.study import parse_study
+
     study = connection.execute(_METHOD, {"digest": digest}).scalar()
     try:
         return None if study is None else parse_study(study).method
@@ -106,11 +109,13 @@ def change_study(connection: Connection, digest: bytes, **values: Any) -> None:
     connection.execute(_CHANGE_STUDY, {"of_digest": digest, **values})
 
 
-def dump_enrolments(enrolments: list[Enrolment]) -> bytes:
+def dump_enrolments(enrolments: "list[Enrolment]") -> bytes:
     """Serialise enrolments for the store."""
     return json.dumps([[part.hex() for part in (item.certificate, item.body, item.signature)] for item in enrolments]).encode()
 
 
-def load_enrolments(data: bytes) -> list[Enrolment]:
+def load_enrolments(data: bytes) -> "list[Enrolment]":
     """Load enrolments from the store."""
+    from veilsum_privacy.securesum.roster import Enrolment
+
     return [Enrolment(*(bytes.fromhex(part) for part in parts)) for parts in json.loads(data)]

@@ -4,57 +4,31 @@ A compiler is of one study, and is ended after :data:`.keeping.IDLE` seconds wit
 fails follows from what is public or noised. Whoever takes it over can have another question asked of a study's columns than
 the study says, at the price that the study declares: what it says of a task is held to the declaration
 (:func:`veilsum_privacy.computation.terms.check_terms`), its graphs are made anew of the kernel's primitives and name columns
-of the study's schema alone, and rows are clipped and noised as any. One that ends, or breaks a bound, is started once more; a
-study whose tasks cannot be traced twice is refused.
+of the study's schema alone, and rows are clipped and noised as any (:mod:`.compiled`, which is loaded with the first study).
+One that ends, or breaks a bound, is started once more; a study whose tasks cannot be traced twice is refused.
 """
 
-import json
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
-from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
-from veilsum_participant.boundary.compiler import (
-    BEGIN,
-    LOOK,
-    STEP,
-    AnswerTraining,
-    AskDerived,
-    AskFollowed,
-    AskGraph,
-    AskWords,
-    BeginTraining,
-    CompilerFault,
-    FollowedSaid,
-    KeptVectorGiven,
-    TakeBroadcast,
-    TakeStudy,
-    TaskSaid,
-    TrainingSaid,
-    TrainOnNone,
-    TryTask,
-)
+from veilsum_participant.boundary.compiler import AskWords, CompilerFault, TakeBroadcast, TakeStudy, TaskSaid, TryTask
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.studies import Studies
 from veilsum_participant.worker.keeping import Kept, Pool
 from veilsum_participant.worker.starting import WorkerStarter
-from veilsum_privacy.computation.contribution import Graphs
-from veilsum_privacy.computation.declared import ENCODER, DeclaredStudy, DeclaredTask, Given, Note
-from veilsum_privacy.computation.following import Following
-from veilsum_privacy.computation.terms import TaskTerms, check_graph, opaque_names, products_from_json
-from veilsum_privacy.mechanism.records import Records
-from veilsum_privacy.mechanism.requests import MapAt, Request, Trained, Training
-from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
-from veilsum_privacy.mechanism.rows.graph import RowGraph
-from veilsum_privacy.mechanism.steps import StepNoise
-from veilsum_privacy.securesum.context import Pieces, decode_broadcast, encode_broadcast
-from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
+
+if TYPE_CHECKING:
+    from veilsum_aggregation.arrays import Floats
+    from veilsum_participant.worker.compiled import CompiledStudy
+    from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask
+    from veilsum_privacy.computation.following import Following
+    from veilsum_privacy.study.study import Study
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -133,6 +107,8 @@ class Compiling(Kept):
 
     def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None) -> _R:
         if broadcast is not None and not _same(broadcast, self._meant):
+            from veilsum_privacy.securesum.context import encode_broadcast
+
             self._told(TakeBroadcast(encode_broadcast(broadcast)))
             self._meant = broadcast
         return self._told(request)
@@ -152,13 +128,17 @@ class WorkerStudies(Studies):
 
     def __init__(self, starter: WorkerStarter) -> None:
         super().__init__()
-        self.graphs = Graphs()
         self._compilers: Pool[bytes, Compiling] = Pool(lambda data: Compiling(starter, data), wait=False)
 
-    def parsed(self, data: bytes) -> "CompiledStudy":
+    def parsed(self, data: bytes) -> CompiledStudy:
+        from veilsum_participant.worker.compiled import CompiledStudy
+        from veilsum_privacy.study.study import parse_study
+
         return CompiledStudy(parse_study(data), lambda: self._compilers.of(data))
 
     def rehearse(self, task: DeclaredTask, arrays: Mapping[str, Floats] | None) -> None:
+        from veilsum_participant.worker.compiled import CompiledTask
+
         if not isinstance(task, CompiledTask):
             raise Misuse("A task is tried where it is traced.")
         request = TryTask(task.label, int(arrays is None))
@@ -166,6 +146,8 @@ class WorkerStudies(Studies):
             task.agreed.compiler().ask(request, arrays)
 
     def follow(self, agreed: DeclaredStudy, kept: bytes) -> Following:
+        from veilsum_participant.worker.compiled import CompiledModel, CompiledStudy
+
         if not isinstance(agreed, CompiledStudy):
             raise Misuse("A study is followed where its tasks are traced.")
         return CompiledModel(agreed.compiler, kept)
@@ -179,154 +161,5 @@ class WorkerStudies(Studies):
         self._compilers.close()
 
 
-@dataclass(frozen=True)
-class CompiledStudy(DeclaredStudy):
-    """A study whose tasks another process traces.
-
-    Attributes:
-        compiler: gives that process.
-    """
-
-    compiler: Callable[[], Compiling] = field(repr=False, compare=False)
-
-    def _made(self, declaration: TaskDeclaration) -> "CompiledTask":
-        said = self.compiler().said(self.study.tasks.index(declaration))
-        if not said.terms:
-            raise HostileInput(printable(said.words) or "A task cannot be traced.", printable(said.advice))
-        try:
-            value = json.loads(said.terms)
-        except (ValueError, RecursionError) as error:
-            raise HostileInput("A task's terms are not what they have to be.") from error
-        return CompiledTask(self, declaration, TaskTerms.from_json(value))
-
-
-class CompiledModel:
-    """A model that another process goes on with, of which what is kept lies here: one that ends is started once more.
-
-    Args:
-        compiler: gives that process.
-        kept: the model; empty before the first release.
-    """
-
-    def __init__(self, compiler: Callable[[], Compiling], kept: bytes) -> None:
-        self._compiler, self._state = compiler, kept
-        said = self._ask(LOOK)
-        self.label, self.taken = said.label, said.taken
-
-    def broadcast(self, label: str) -> Pieces:
-        """See :class:`veilsum_privacy.computation.following.Following`."""
-        return (self._ask(LOOK, label).broadcast,)
-
-    def begin_with(self, broadcast: bytes) -> None:
-        """See :class:`veilsum_privacy.computation.following.Following`."""
-        self._state = self._ask(BEGIN, first=broadcast).state
-
-    def take(self, label: str, values: Integers, cohort: int) -> None:
-        """See :class:`veilsum_privacy.computation.following.Following`."""
-        said = self._ask(STEP, label, values=np.ascontiguousarray(values, dtype=np.int64).tobytes(), cohort=cohort)
-        self._state, self.taken = said.state, said.taken
-
-    def to_pieces(self) -> Pieces:
-        """See :class:`veilsum_privacy.computation.following.Following`."""
-        return (self._state,)
-
-    def _ask(self, move: int, label: str = "", first: bytes = b"", values: bytes = b"", cohort: int = 0) -> FollowedSaid:
-        return self._compiler().ask(AskFollowed(self._state, move, label, first, values, cohort))
-
-
-@dataclass(frozen=True)
-class CompiledTask(DeclaredTask):
-    """A task that another process traces."""
-
-    agreed: CompiledStudy = field(repr=False)
-
-    def row_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
-        products = self.terms.products
-        size = self.terms.size if products is None else products.given
-        return self._graph(broadcast, given, size, mapped=False)
-
-    def row_maps(self, broadcast: Mapping[str, Floats], graph: RowGraph) -> Mapping[str, OpaqueMap]:
-        return {name: _elsewhere for name in opaque_names(graph) if name != ENCODER}
-
-    def mapped_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
-        return self._graph(broadcast, given, None, mapped=True)
-
-    def derived(self, broadcast: Mapping[str, Floats], kept: Mapping[str, Integers]) -> Floats:
-        return _vector(self._compiler.ask(AskDerived(self.label, self._kept(kept)), broadcast).vector)
-
-    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: StepNoise) -> Training:
-        compiler = self._compiler
-        with compiler.lock:  # nobody asks anything else of it in between
-            begun = BeginTraining(
-                self.label, encode_broadcast(state), course.number, course.rate, course.clip, course.grid, course.share_std
-            )
-            said = compiler.ask(begun, broadcast)
-            while not said.over:
-                total = yield self._request(said)
-                said = compiler.once(AnswerTraining(np.ascontiguousarray(total, dtype=np.float64).tobytes()))
-        return _trained(said)
-
-    def train_plainly(
-        self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], note: Note
-    ) -> Trained:
-        if len(records):
-            raise Misuse("No record is trained on where tasks are traced.")
-        return _trained(self._compiler.ask(TrainOnNone(self.label, encode_broadcast(state)), broadcast))
-
-    @property
-    def _compiler(self) -> Compiling:
-        return self.agreed.compiler()
-
-    def _kept(self, kept: Mapping[str, Integers]) -> tuple[KeptVectorGiven, ...]:
-        source = self.declaration.source
-        if source is None or source not in kept:
-            return ()
-        return (KeptVectorGiven(source, np.ascontiguousarray(kept[source], dtype=np.int64).tobytes()),)
-
-    def _graph(self, broadcast: Mapping[str, Floats], given: Given, size: int | None, *, mapped: bool) -> RowGraph:
-        asked = AskGraph(self.label, int(mapped), given.index, int(given.encode is not None), self._kept(given.kept))
-        graph = self._checked(self._compiler.ask(asked, broadcast).graph, size, self.width(given))
-        if given.encode is None and ENCODER in opaque_names(graph):
-            raise HostileInput("A graph takes a program that the study does not name.")
-        return graph
-
-    def _checked(self, data: bytes, size: int | None, width: int) -> RowGraph:
-        graph = RowGraph.from_bytes(data)
-        if size is None and (graph.root.spec.size % 2 != 1 or graph.root.spec.size < 3):
-            raise HostileInput("A graph gives no features and what of them is present.")
-        size = graph.root.spec.size if size is None else size
-        check_graph(graph, size=size, width=width, labelled=self.study.data.label is not None)
-        return graph
-
-    def _request(self, said: TrainingSaid) -> Request:
-        try:
-            products = products_from_json(json.loads(said.products))
-        except (ValueError, RecursionError) as error:
-            raise HostileInput("Products of factors are not what they have to be.") from error
-        graph = self._checked(said.graph, products.given, self._trained_width())
-        at = _vector(said.at)
-        maps = {name: MapAt(_elsewhere, at) if name in said.named else _elsewhere for name in opaque_names(graph)}
-        return Request(graph, products, maps)
-
-    def _trained_width(self) -> int:
-        """Features of the records that training is given, which an encoder or an alignment may have made."""
-        return self.study.width if self.terms.mapped else self.study.data.width
-
-
 def _same(broadcast: Mapping[str, Floats], meant: Mapping[str, Floats] | None) -> bool:
     return meant is not None and meant.keys() == broadcast.keys() and all(meant[name] is broadcast[name] for name in meant)
-
-
-def _elsewhere(_: Floats) -> Floats:
-    """Stands for a map that is computed where its network is (:mod:`veilsum_participant.worker.elsewhere`)."""
-    raise Misuse("A network does not run in the process that holds keys.")
-
-
-def _vector(data: bytes) -> Floats:
-    if len(data) % 8:
-        raise HostileInput("The bytes given hold no vector.")
-    return np.frombuffer(data, np.float64).copy()
-
-
-def _trained(said: TrainingSaid) -> Trained:
-    return Trained(_vector(said.vector), decode_broadcast(said.state))

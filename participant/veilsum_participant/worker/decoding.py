@@ -2,7 +2,7 @@
 
 A reader forks a nursery before it reads anything, confined as it is but without a network; the nursery forks a decoder, which
 decodes image after image. Each has :data:`CPU_SECONDS` of the processor and :data:`WALL_SECONDS` in all: the kernel ends a
-decoder that takes longer, in whatever code it is, and the nursery forks the next one. What a decoder says is a reason of a
+decoder that takes longer, in whatever code it is, and the nursery forks the next one; it gives it :data:`MEMORY` and no more. What a decoder says is a reason of a
 fixed list, or as many numbers as the shape has. A decoder that was taken over is confined as its reader is, but without a
 network, and becomes no other process.
 """
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 CPU_SECONDS, WALL_SECONDS = 60.0, 300.0
 """What one image may take; public, so that which one is absent depends on it alone and on the machine."""
+
+MEMORY = 12 << 30
+"""Bytes that a decoder may hold; the largest image that is read takes less."""
 
 _ASKED, _ANSWERED = struct.Struct("<I"), struct.Struct("<BQ")
 _PIXELS, _REASON, _ENDED = 0, 1, 2
@@ -140,6 +143,7 @@ def _be_decoder(line: socket.socket, bounds: Bounds | None) -> NoReturn:
     if bounds is not None:
         filter_calls(bounds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would be of records
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
     known = list(NoPixels)

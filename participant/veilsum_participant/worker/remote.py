@@ -37,14 +37,14 @@ from veilsum_participant.settings.told import plain
 from veilsum_participant.worker.keeping import Kept
 from veilsum_participant.worker.rows import opened_rows
 from veilsum_participant.worker.starting import WorkerStarter
-from veilsum_privacy.computation.contribution import Elsewhere
-from veilsum_privacy.computation.declared import DeclaredTask, Encode
-from veilsum_privacy.study.encoder import Program
-from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
     from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig
     from veilsum_participant.worker.elsewhere import Computing
+    from veilsum_privacy.computation.contribution import Elsewhere
+    from veilsum_privacy.computation.declared import DeclaredTask, Encode
+    from veilsum_privacy.study.encoder import Program
+    from veilsum_privacy.study.schema import DatasetSchema
 
 LOG = logging.getLogger("veilsum.participant")
 

@@ -1,6 +1,8 @@
 """Records in memory that one process fills and another one reads, without a copy at the reader's."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,7 +11,9 @@ from veilsum_participant.boundary.encoding import Sealed
 from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.reader import SealedRows
 from veilsum_privacy.mechanism.records import Records
-from veilsum_privacy.study.schema import DatasetSchema
+
+if TYPE_CHECKING:
+    from veilsum_privacy.study.schema import DatasetSchema
 
 
 def sealed_rows(records: Records, digest: bytes | None = None) -> SealedRows:

@@ -6,10 +6,9 @@ trial sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
+
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 
 TRIED = 32
 """Made-up records that are tried together."""
@@ -18,9 +17,7 @@ ALONE = 8
 """How many of these are tried by themselves."""
 
 
-def impurity(
-    compute: Callable[[NDArray[np.float64]], NDArray[np.float64]], width: int, *, tried: int = TRIED, alone: int = ALONE
-) -> str | None:
+def impurity(compute: OpaqueMap, width: int, *, tried: int = TRIED, alone: int = ALONE) -> str | None:
     """In which company a map gives a record other values than otherwise, to the last bit; None where it does in none.
 
     Records are at random in [-1, 1], at bounds, at zero, and equal to one another. Asked for in this order: all, all

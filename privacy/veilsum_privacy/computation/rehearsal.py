@@ -12,7 +12,7 @@ level, each class and bounds; and what no reader gives. The same ones are made e
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -35,7 +35,7 @@ from veilsum_privacy.computation.contribution import (
 )
 from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.mechanism.factors import left_of
-from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation, OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.steps import StepNoise, Steps
 from veilsum_privacy.study.encoder import Program, Projection
@@ -172,9 +172,7 @@ def _try_purity(plan: RoundPlan, arrays: Mapping[str, Floats]) -> None:
             raise HostileInput(told, "Take a model that treats every record by itself.")
 
 
-def _opaque_graphs(
-    plan: RoundPlan, arrays: Mapping[str, Floats]
-) -> Iterator[tuple[RowGraph, Mapping[str, Callable[[Floats], Floats]]]]:
+def _opaque_graphs(plan: RoundPlan, arrays: Mapping[str, Floats]) -> Iterator[tuple[RowGraph, Mapping[str, OpaqueMap]]]:
     """A task's graphs that have opaque maps, with these; of training, answered by zeros, the first request of each kind."""
     task, declared = plan.task.task, plan.declaration
     arrays = own_rows(plan.task, arrays, 0)

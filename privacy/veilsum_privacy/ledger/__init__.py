@@ -20,57 +20,19 @@ if TYPE_CHECKING:
     from veilsum_privacy.ledger.walking import KeptReceipt, LedgerSource
 
 _WHERE = {
-    "Budget": "entries",
-    "Entry": "entries",
-    "Exported": "export",
-    "Headroom": "statements",
-    "KeptReceipt": "walking",
-    "Kind": "entries",
-    "Ledger": "ledger",
-    "LedgerFault": "faults",
-    "LedgerReader": "reader",
-    "LedgerSource": "walking",
-    "Mechanism": "entries",
-    "Mirror": "mirror",
-    "Mirrored": "mirror",
-    "Receipt": "receipts",
-    "Reservation": "entries",
-    "SignedReceipt": "receipts",
-    "Spending": "statements",
-    "Verification": "verification",
-    "Witness": "receipts",
-    "read_export": "export",
-    "verify_ledger": "verification",
-    "write_csv": "export",
-    "write_jsonl": "export",
-}
+    "Budget": "entries", "Entry": "entries", "Exported": "export", "Headroom": "statements", "KeptReceipt": "walking",
+    "Kind": "entries", "Ledger": "ledger", "LedgerFault": "faults", "LedgerReader": "reader", "LedgerSource": "walking",
+    "Mechanism": "entries", "Mirror": "mirror", "Mirrored": "mirror", "Receipt": "receipts", "Reservation": "entries",
+    "SignedReceipt": "receipts", "Spending": "statements", "Verification": "verification", "Witness": "receipts",
+    "read_export": "export", "verify_ledger": "verification", "write_csv": "export", "write_jsonl": "export",
+}  # fmt: skip
 """The module of each name."""
 
 __all__ = [
-    "Budget",
-    "Entry",
-    "Exported",
-    "Headroom",
-    "KeptReceipt",
-    "Kind",
-    "Ledger",
-    "LedgerFault",
-    "LedgerReader",
-    "LedgerSource",
-    "Mechanism",
-    "Mirror",
-    "Mirrored",
-    "Receipt",
-    "Reservation",
-    "SignedReceipt",
-    "Spending",
-    "Verification",
-    "Witness",
-    "read_export",
-    "verify_ledger",
-    "write_csv",
-    "write_jsonl",
-]
+    "Budget", "Entry", "Exported", "Headroom", "KeptReceipt", "Kind", "Ledger", "LedgerFault", "LedgerReader", "LedgerSource",
+    "Mechanism", "Mirror", "Mirrored", "Receipt", "Reservation", "SignedReceipt", "Spending", "Verification", "Witness",
+    "read_export", "verify_ledger", "write_csv", "write_jsonl",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import RULES, SLACK_SHARE, Adaptive, Course, GaussianEvent
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.study.study import TaskDeclaration
+
+if TYPE_CHECKING:
+    from veilsum_privacy.study.study import TaskDeclaration
 
 
 class Kind(StrEnum):

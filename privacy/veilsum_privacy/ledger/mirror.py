@@ -41,7 +41,7 @@ from veilsum_privacy.ledger.walking import KeptRow
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c
 _COVERED = _KEPT.entry == bindparam("entry")
-_RECEIPT = select(receipt_table).where(_COVERED, _KEPT.participant == bindparam("participant"))
+_RECEIPT = select(receipt_table).where(_KEPT.context == bindparam("context"), _KEPT.participant == bindparam("participant"))
 _OWED = select(_KEPT.position).where(_COVERED, _KEPT.consent.is_(None)).limit(1)
 _CONSENTS = select(_KEPT.consent).where(_COVERED).order_by(_KEPT.position)
 _CONSENT = update(receipt_table).where(_KEPT.entry == bindparam("of_entry"), _KEPT.position == bindparam("of_position"))
@@ -150,23 +150,23 @@ class Mirror(ChainReader):
         """
         if len(consent) != CONSENT_BYTES:
             raise Misuse(f"A consent has {CONSENT_BYTES} bytes.")
-        shown = self._find(connection, Kind.RECEIPTS, context)
-        covered = {"entry": None if shown is None else shown["seq"]}
-        row = connection.execute(_RECEIPT, {**covered, "participant": participant}).mappings().first()
-        if shown is None or row is None:
+        row = connection.execute(_RECEIPT, {"context": context.hex(), "participant": participant}).mappings().first()
+        if row is None:
             raise StateError(f"No receipt of {participant} was shown for this context.")
-        known = row["consent"]
+        known, covered = row["consent"], {"entry": row["entry"]}
         if known is not None and not compare_digest(known, consent.hex()):
             raise HostileInput(f"{participant} consented with other bytes before.")
         if known is None:
             parse_receipt(str(row["body"]).encode()).hold(consent)
             mine = {"of_entry": row["entry"], "of_position": row["position"]}
             connection.execute(_CONSENT, {**mine, "consent": consent.hex()})
-        found = self._find(connection, Kind.CONSENT, context)
-        if found is not None:
-            return int(found["seq"])
         if connection.execute(_OWED, covered).first() is not None:  # the rest are read once, not with every member's consent
             return None
+        found, shown = (self._find(connection, kind, context) for kind in (Kind.CONSENT, Kind.RECEIPTS))
+        if found is not None:
+            return int(found["seq"])
+        if shown is None:
+            raise StateError("There is no entry of the receipts that were shown for this context.")
         hashes = [bytes.fromhex(KeptRow.hash_consent(str(value))) for value in connection.scalars(_CONSENTS, covered)]
         detail = {"consents": consents_digest(hashes)}
         return self._chain.append(connection, Kind.CONSENT, _repeated(shown), detail).seq

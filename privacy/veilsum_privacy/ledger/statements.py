@@ -3,6 +3,8 @@
 No gate asks for any of it: epsilon and its bound are those of :mod:`.entries` and :mod:`.totals`.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.entries import Budget, Entry, Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
-from veilsum_privacy.study.study import Study
 
 if TYPE_CHECKING:
     from veilsum_privacy.ledger.sums import Sum
+    from veilsum_privacy.study.study import Study
 
 LONGEST_TEXT = 2000
 """Characters of a text that an entry holds; the rest of a longer one is left out."""
@@ -110,7 +112,7 @@ class Headroom:
         return self.budget.admits(self.after)
 
 
-def estimate_of(charged: "Sum", budget: Budget) -> float | None:
+def estimate_of(charged: Sum, budget: Budget) -> float | None:
     """The figure of the tighter accountant beside the budget's rule; None where that cannot tell, or without noise."""
     if charged.unbounded:
         return None

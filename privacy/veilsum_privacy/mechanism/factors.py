@@ -411,7 +411,7 @@ class _Gathered:
                 for into, one in zip(kept, part, strict=True):
                     into[rows] = one
             elif self.count:
-                kept[0][:] += part[0].sum(axis=0)
+                kept[0][:] += part[0][0] if whole.count == 1 else part[0].sum(axis=0)
             else:
                 np.add.reduce(part[0], axis=0, out=kept[0])
         self.count = rows.stop

@@ -26,13 +26,15 @@ from that, which masks and ciphertexts rest on too, the guarantee is the same.
 This module does not decide how much noise a release needs (accounting) and never adds noise to anything.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +43,9 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import Misuse
 from veilsum_node.keystream import Expanded
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.study.study import NoiseKind, Study, TaskDeclaration
+
+if TYPE_CHECKING:
+    from veilsum_privacy.study.study import NoiseKind, Study, TaskDeclaration
 
 Mask = NDArray[np.bool_]
 
@@ -233,7 +237,7 @@ class Sampler:
         self._law = self.law(variance)
 
     @staticmethod
-    def law(variance: Fraction) -> "Law":
+    def law(variance: Fraction) -> Law:
         """What all draws of one variance share."""
         return _law(variance)
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.mechanism.factors import FactorSums, Products
@@ -69,7 +70,7 @@ class MapAt:
     compute: OpaqueMap
     at: Floats = field(repr=False)
 
-    def __call__(self, given: Floats) -> Floats:
+    def __call__(self, given: Floats) -> NDArray[np.floating]:
         """The map of (n, m)."""
         return self.compute(given)
 

@@ -18,11 +18,11 @@ from veilsum_node.canonical import begin_digest, canonical, digest, parse_canoni
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST
 from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.securesum import NONCE_BYTES
 from veilsum_privacy.securesum.agreed import SummedTask, SumPlan
 from veilsum_privacy.securesum.array_bytes import array_pieces, in_range, single
 from veilsum_privacy.securesum.roster import Roster
 
-NONCE_BYTES = 16
 MAX_ASSIGNMENT_BYTES = 1 << 18
 MAX_BROADCAST_ARRAYS = 4096
 

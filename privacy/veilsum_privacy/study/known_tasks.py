@@ -5,30 +5,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 TASK_NAMES: tuple[str, ...] = (
-    "tables",
-    "newton-step",
-    "hazard-step",
-    "site-scores",
-    "site-hazard-scores",
-    "score-products",
-    "feature-means",
-    "gaussian-moments",
-    "class-moments",
-    "prototypes",
-    "class-mixtures",
-    "local-training",
-    "gradient",
-    "tree-gradients",
-    "grams",
-    "power-moments",
-    "calibration-step",
-    "model-tables",
-    "barycenter-step",
-    "two-way-step",
-    "aligned-moments",
-    "ridge-head",
-    "within-moments",
-)
+    "tables", "newton-step", "hazard-step", "site-scores", "site-hazard-scores", "score-products", "feature-means",
+    "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-training", "gradient", "tree-gradients",
+    "grams", "power-moments", "calibration-step", "model-tables", "barycenter-step", "two-way-step", "aligned-moments",
+    "ridge-head", "within-moments",
+)  # fmt: skip
 """Every task of this version: first those that read records, then those that read only what was kept."""
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse, told_as
-from veilsum_node.fields import LARGEST, SMALLEST, Frozen
+from veilsum_node.fields import LARGEST, SMALLEST, Frozen, stated_model
 from veilsum_privacy.computation.terms import TaskKind, TaskTerms, check_terms
 from veilsum_privacy.mechanism.factors import Products, left_of
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
@@ -46,7 +46,7 @@ P = TypeVar("P", bound=Frozen)
 class Task(ABC, Generic[P]):
     """Base of all tasks, each for parameters of its own type. A subclass is pure: no file, clock or network.
 
-    Subclasses set ``name`` and ``Parameters`` and are registered in :mod:`veilsum_privacy.tasks`.
+    Subclasses set ``name`` and are registered in :mod:`veilsum_privacy.tasks`.
 
     Attributes:
         dimension: how many features the task sees, or its source has; 0 for a task that takes none.
@@ -58,6 +58,11 @@ class Task(ABC, Generic[P]):
     kind: ClassVar[TaskKind]
     disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint", "per-site")
     Parameters: ClassVar[type[Frozen]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "Parameters" not in vars(cls) and (stated := stated_model(cls)) is not None:
+            cls.Parameters = stated
 
     def __init__(self, parameters: P, schema: DatasetSchema) -> None:
         """Build the task.

@@ -1,7 +1,6 @@
 """The task "calibration-step": one Newton step of the logistic regression of a class on what a trained model says of it."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -9,7 +8,7 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.families import variance_bound
 from veilsum_node.errors import HostileInput, Misuse, told_as
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, clip, finite, joined, only, real, symbol, where
 from veilsum_privacy.study.schema import DatasetSchema
@@ -53,7 +52,6 @@ class CalibrationStep(RowTask[CalibrationStepParameters]):
 
     name = "calibration-step"
     disclosures = ("joint",)
-    Parameters: ClassVar[type[Frozen]] = CalibrationStepParameters
     architecture: Architecture
 
     def __init__(self, parameters: CalibrationStepParameters, schema: DatasetSchema) -> None:

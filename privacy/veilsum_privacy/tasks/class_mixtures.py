@@ -6,14 +6,14 @@ over components, and every round of them would be a release.
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.rows.symbols import (
     Record,
     Symbol,
@@ -67,7 +67,6 @@ class ClassMixtures(RowTask[ClassMixturesParameters]):
     """
 
     name = "class-mixtures"
-    Parameters: ClassVar[type[Frozen]] = ClassMixturesParameters
 
     def __init__(self, parameters: ClassMixturesParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

@@ -71,7 +71,6 @@ class ClassMoments(RowTask[ClassMomentsParameters]):
     """
 
     name = "class-moments"
-    Parameters: ClassVar[type[Frozen]] = ClassMomentsParameters
 
     def __init__(self, parameters: ClassMomentsParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

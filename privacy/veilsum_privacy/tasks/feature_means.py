@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined, placed, real, where
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import RowTask
@@ -42,7 +41,6 @@ class FeatureMeans(RowTask[FeatureMeansParameters]):
     """
 
     name = "feature-means"
-    Parameters: ClassVar[type[Frozen]] = FeatureMeansParameters
 
     def __init__(self, parameters: FeatureMeansParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

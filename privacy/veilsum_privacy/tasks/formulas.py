@@ -116,7 +116,6 @@ class BarycenterStep(SiteFormula[BarycenterStepParameters]):
 
     name = "barycenter-step"
     sources = ("gaussian-moments", "class-moments")
-    Parameters: ClassVar[type[Frozen]] = BarycenterStepParameters
 
     def layout(self) -> Layout:
         m = self.dimension
@@ -180,7 +179,6 @@ class TwoWayStep(SiteFormula[TwoWayStepParameters]):
     name = "two-way-step"
     sources = ("class-moments",)
     by_class = True
-    Parameters: ClassVar[type[Frozen]] = TwoWayStepParameters
 
     def layout(self) -> Layout:
         m, k, bound = self.dimension, self._classes, self.parameters.bound
@@ -257,7 +255,6 @@ class AlignedMoments(SiteFormula[AlignedMomentsParameters]):
     name = "aligned-moments"
     sources = ("class-moments",)
     by_class = True
-    Parameters: ClassVar[type[Frozen]] = AlignedMomentsParameters
 
     def __init__(self, parameters: AlignedMomentsParameters, schema: DatasetSchema) -> None:
         if parameters.alignment.kind in ("broadcast", "moments"):
@@ -317,7 +314,6 @@ class SiteRidgeHead(SiteFormula[RidgeHeadParameters]):
     name = "ridge-head"
     sources = ("class-moments",)
     by_class = True
-    Parameters: ClassVar[type[Frozen]] = RidgeHeadParameters
 
     def __init__(self, parameters: RidgeHeadParameters, schema: DatasetSchema) -> None:
         if parameters.alignment is not None and parameters.alignment.kind in ("broadcast", "moments"):
@@ -373,7 +369,6 @@ class WithinMoments(SiteFormula[WithinMomentsParameters]):
     name = "within-moments"
     sources = ("power-moments",)
     disclosures = ("joint",)
-    Parameters: ClassVar[type[Frozen]] = WithinMomentsParameters
 
     def __init__(self, parameters: WithinMomentsParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

@@ -5,12 +5,12 @@ No label is read. Principal components, barycenters and alignment maps are made 
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined, pairs, real, square, total
 from veilsum_privacy.tasks.base import RowTask, Task
 from veilsum_privacy.tasks.feature_rows import clipped, usable
@@ -50,7 +50,6 @@ class GaussianMoments(RowTask[GaussianMomentsParameters]):
     """
 
     name = "gaussian-moments"
-    Parameters: ClassVar[type[Frozen]] = GaussianMomentsParameters
 
     def layout(self) -> Layout:
         p, d = self.parameters, self.dimension

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, every, finite, joined, lookup, only, symbol, where
@@ -123,7 +123,6 @@ class Gradient(FactorTask[GradientParameters]):
     """
 
     name = "gradient"
-    Parameters: ClassVar[type[Frozen]] = GradientParameters
     architecture: Architecture
 
     def __init__(self, parameters: GradientParameters, schema: DatasetSchema) -> None:

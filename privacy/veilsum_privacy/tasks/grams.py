@@ -6,13 +6,12 @@ what the fusion of layers by RegMean needs (:mod:`veilsum_aggregation.regmean`).
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse, told_as
-from veilsum_node.fields import Frozen, Name, Real
+from veilsum_node.fields import Name, Real
 from veilsum_privacy.mechanism.factors import Gram, Products
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, every, finite, joined, only, scaled_down, where
@@ -65,7 +64,6 @@ class Grams(FactorTask[GramsParameters]):
     """
 
     name = "grams"
-    Parameters: ClassVar[type[Frozen]] = GramsParameters
     architecture: Architecture
 
     def __init__(self, parameters: GramsParameters, schema: DatasetSchema) -> None:

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
-from veilsum_node.fields import Frozen
 from veilsum_privacy.mechanism.rows.symbols import (
     Record,
     Symbol,
@@ -125,7 +124,6 @@ class HazardStep(DesignTask[HazardStepParameters]):
 
     name = "hazard-step"
     disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint",)
-    Parameters: ClassVar[type[Frozen]] = HazardStepParameters
 
     def __init__(self, parameters: HazardStepParameters, schema: DatasetSchema) -> None:
         self.beside = (parameters.time, *filter(None, (parameters.entry, parameters.strata)))

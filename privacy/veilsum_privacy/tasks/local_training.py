@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.requests import MapAt
@@ -116,7 +116,6 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
     """
 
     name = "local-training"
-    Parameters: ClassVar[type[Frozen]] = LocalTrainingParameters
     architecture: Architecture
 
     def __init__(self, parameters: LocalTrainingParameters, schema: DatasetSchema) -> None:

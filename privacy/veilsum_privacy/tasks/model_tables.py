@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse, told_as
-from veilsum_node.fields import Frozen, Name, Real
+from veilsum_node.fields import Name, Real
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import (
     Record,
@@ -156,7 +156,6 @@ class ModelTables(TableTask[ModelTablesParameters]):
 
     name = "model-tables"
     disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint", "per-site")
-    Parameters: ClassVar[type[Frozen]] = ModelTablesParameters
     architecture: Architecture
 
     def __init__(self, parameters: ModelTablesParameters, schema: DatasetSchema) -> None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from operator import not_
-from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -11,7 +10,7 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.families import Family, mean_of, variance_bound
 from veilsum_node.errors import HostileInput
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.rows.symbols import (
     Record,
     Symbol,
@@ -84,7 +83,6 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
 
     name = "newton-step"
     disclosures = ("joint",)
-    Parameters: ClassVar[type[Frozen]] = NewtonStepParameters
 
     def __init__(self, parameters: NewtonStepParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

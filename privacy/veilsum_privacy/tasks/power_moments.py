@@ -6,7 +6,7 @@ becomes of the sums is :mod:`veilsum_aggregation.feature_moments`.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, clip, joined, only, total, where
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import RowTask, Task
@@ -63,7 +63,6 @@ class PowerMoments(RowTask[PowerMomentsParameters]):
     """
 
     name = "power-moments"
-    Parameters: ClassVar[type[Frozen]] = PowerMomentsParameters
 
     def __init__(self, parameters: PowerMomentsParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

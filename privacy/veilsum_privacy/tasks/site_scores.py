@@ -7,13 +7,13 @@ length 1: the sensitivity rests on nothing else.
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined, length, maximum, only, product, square, total
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays
@@ -55,7 +55,6 @@ class SiteScores(DesignTask[SiteScoresParameters]):
     """
 
     name = "site-scores"
-    Parameters: ClassVar[type[Frozen]] = SiteScoresParameters
 
     def __init__(self, parameters: SiteScoresParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
-from veilsum_node.fields import Frozen
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure
@@ -105,7 +104,6 @@ class Tables(TableTask[TablesParameters]):
     """Tables of the records themselves."""
 
     name = "tables"
-    Parameters: ClassVar[type[Frozen]] = TablesParameters
 
     def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         return self._answered(record)

@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping
 from functools import reduce
 from operator import add
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Real
 from veilsum_privacy.mechanism.rows.symbols import (
     Record,
     Symbol,
@@ -109,7 +109,6 @@ class TreeGradients(RowTask[TreeGradientsParameters]):
 
     name = "tree-gradients"
     disclosures = ("joint",)
-    Parameters: ClassVar[type[Frozen]] = TreeGradientsParameters
 
     def __init__(self, parameters: TreeGradientsParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)

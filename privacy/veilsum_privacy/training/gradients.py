@@ -12,6 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.mechanism.factors import Term
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
@@ -78,7 +81,7 @@ class ModelGradient:
         if self.graph is not None:
             return {}
 
-        def factors(given: Floats) -> Floats:
+        def factors(given: Floats) -> NDArray[np.floating]:
             load(self._engine.module, arrays)
             return self._engine.factors(self._loss_of, given[:, :-1], given[:, -1].astype("int64"))
 

@@ -127,22 +127,23 @@ class PerRecordGradients:
             self.check(loss_of, width)
         return self._terms
 
-    def factors(self, loss_of: LossOf, x: Floats, labels: Integers) -> Floats:
-        """Factors (n, given) of the gradients of records (n, ...) with labels (n,), as the terms have them.
+    def factors(self, loss_of: LossOf, x: Floats, labels: Integers) -> NDArray[np.floating]:
+        """Factors (n, given) of the gradients of records (n, ...) with labels (n,), as the terms have them; as precise as the
+        network, since they are long.
 
         Raises:
             Misuse: the loss has another shape than (B,), or its gradient is made of other factors than when it was tried.
         """
         self.terms(loss_of, x.shape[1:])
-        found = np.zeros((len(x), sum(term.given for term in self._terms)))
+        kind = np.float32 if precision(self.module) == torch.float32 else np.float64
+        found = np.empty((len(x), sum(term.given for term in self._terms)), dtype=kind)
         for place, rows, names in padded(x, labels, self.physical):
             arrays, terms = self._in_order(self._parts(loss_of, rows, names))
             if terms != self._terms:
                 raise Misuse("The gradients are made of other factors than when the network was tried.")
             start, mine = 0, found[place]
             for one, width in arrays:
-                if one is not None:
-                    mine[:, start : start + width] = one if isinstance(one, float) else one[: len(mine)]
+                mine[:, start : start + width] = 0.0 if one is None else one if isinstance(one, float) else one[: len(mine)]
                 start += width
         return found
 

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from fuzzing.driver import Target, Unexpected
-from fuzzing.mutation import mutate_bytes, mutate_json, mutate_message, write_json
+from fuzzing.mutation import mutate_bytes, mutate_message
 from fuzzing.targets.stage import NAMES, PHASES, Call, Stage
 from veilsum.local.federation import as_directive
 from veilsum_node.errors import HostileInput
@@ -52,11 +52,8 @@ class Participant(Target):
             directive = rng.choice(open_now)
         if rng.random() < 0.4:
             mutate_message(rng, directive, (stage.key, 1, 2, 0))
-        if directive.assignment and rng.random() < 0.3:
-            try:
-                directive.assignment = write_json(mutate_json(rng, json.loads(directive.assignment)))
-            except ValueError:
-                directive.assignment = b""
+        if directive.HasField("assignment") and rng.random() < 0.3:
+            mutate_message(rng, directive.assignment, (stage.key, 1, 2, 0, "a"))
         kind = rng.choice([*OBJECTS, pb.OBJECT_KIND_BROADCAST])
         fetched = {}
         if rng.random() < 0.7:

@@ -3,25 +3,8 @@
 --   hypertension: 316866, hypertensive disorder
 --   heart_failure: 316139, heart failure
 --   copd: 255573, chronic obstructive pulmonary disease
-WITH persons AS (
-    -- A person once, however often the table has them.
-    SELECT person_id, max(year_of_birth) AS year_of_birth, max(gender_concept_id) AS gender_concept_id
-    FROM person
-    GROUP BY person_id
-),
-conditions AS (
-    SELECT
-        condition_occurrence.person_id,
-        max(CASE WHEN 201820 IN (condition_occurrence.condition_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS diabetes,
-        max(CASE WHEN 316866 IN (condition_occurrence.condition_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS hypertension,
-        max(CASE WHEN 316139 IN (condition_occurrence.condition_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS heart_failure,
-        max(CASE WHEN 255573 IN (condition_occurrence.condition_concept_id, concept_ancestor.ancestor_concept_id) THEN 1 ELSE 0 END) AS copd
-    FROM condition_occurrence
-    LEFT JOIN concept_ancestor
-        ON concept_ancestor.descendant_concept_id = condition_occurrence.condition_concept_id
-        AND concept_ancestor.ancestor_concept_id IN (201820, 316866, 316139, 255573)
-    GROUP BY condition_occurrence.person_id
-)
+WITH @persons,
+@conditions
 SELECT
     persons.person_id,
     CASE WHEN conditions.diabetes = 1 THEN 'yes' ELSE 'no' END AS diabetes,

@@ -3,18 +3,8 @@
 --   creatinine: 3016723 in mg/dL (8840), creatinine in serum or plasma
 --   systolic: 3004249 in mmHg (8876), systolic blood pressure
 --   bmi: 3038553 in kg/m2 (9531), body mass index
-WITH persons AS (
-    -- A person once, however often the table has them.
-    SELECT person_id, max(year_of_birth) AS year_of_birth, max(gender_concept_id) AS gender_concept_id
-    FROM person
-    GROUP BY person_id
-),
-measures AS (
-    -- A value with an operator other than =, such as < 5, is none.
-    SELECT DISTINCT person_id, measurement_id, measurement_concept_id, unit_concept_id, measurement_date, value_as_number
-    FROM measurement
-    WHERE coalesce(operator_concept_id, 0) IN (0, 4172703)
-)
+WITH @persons,
+@measures
 SELECT
     measures.person_id,
     CASE measures.measurement_concept_id

@@ -32,7 +32,7 @@ from veilsum_privacy.mechanism.rows.primitives import (
 )
 
 T = TypeVar("T")
-OpaqueMap = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+OpaqueMap = Callable[[NDArray[np.float64]], NDArray[np.floating]]
 """A map (n, m) to (n, size) of each record by itself, whatever others are beside it; n is always the same."""
 
 STRAIGHT = frozenset({"add", "subtract", "multiply", "divide"})

@@ -1,6 +1,7 @@
 """The registered objectives of local training, each in a file with its source's loss."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -19,13 +20,13 @@ from veilsum_privacy.training.objectives.sr import Sr
 
 __all__ = ["OBJECTIVES", "LocalObjective", "Objective", "ObjectiveSpec", "Received", "build_objective", "resolve_objective"]
 
-_ALL: tuple[type[Objective], ...] = (Plain, Prox, Scaffold, Dyn, Moon, Ntd, Proto, Sr, Iir)
+_ALL: tuple[type[Objective[Any]], ...] = (Plain, Prox, Scaffold, Dyn, Moon, Ntd, Proto, Sr, Iir)
 
-OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in _ALL}
+OBJECTIVES: Mapping[str, type[Objective[Any]]] = {kind.name: kind for kind in _ALL}
 """Every objective by name."""
 
 
-def build_objective(spec: ObjectiveSpec, architecture: Architecture) -> Objective:
+def build_objective(spec: ObjectiveSpec, architecture: Architecture) -> Objective[Any]:
     """Build the objective that a study names for a model.
 
     Raises:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_node.fields import Frozen, Name
+from veilsum_node.fields import Frozen, Name, stated_model
 from veilsum_privacy.training.models.base import Architecture, Shapes
 
 if TYPE_CHECKING:
@@ -129,15 +129,22 @@ class LocalObjective:
     finish: Callable[[Done], LocalOutcome] = field(default=lambda done: LocalOutcome())
 
 
-class Objective(ABC):
-    """Base of all objectives. Subclasses set ``name`` and ``Options``."""
+Own = TypeVar("Own", bound=Frozen)
+
+
+class Objective(ABC, Generic[Own]):
+    """Base of all objectives, each for options of its own type. Subclasses set ``name``."""
 
     name: ClassVar[str]
-    Options: ClassVar[type[Frozen]] = NoOptions
+    Options: ClassVar[type[Frozen]]
     whole_cohort: ClassVar[bool] = False
     """True where the server's part assumes one fixed set of sites, each with one share of the objective."""
 
-    def __init__(self, options: Frozen, architecture: Architecture) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.Options = stated_model(cls) or NoOptions
+
+    def __init__(self, options: Own, architecture: Architecture) -> None:
         """Build the objective for a model.
 
         Raises:

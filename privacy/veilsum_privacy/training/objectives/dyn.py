@@ -1,7 +1,5 @@
 """The objective "dyn": FedDyn (Acar et al. 2021), a dynamic regulariser that moves each site's optimum to the common one."""
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 
@@ -20,7 +18,7 @@ class DynOptions(Frozen):
     alpha: Real = Field(default=0.01, gt=0, le=1e6)
 
 
-class Dyn(Objective):
+class Dyn(Objective[DynOptions]):
     """Cross-entropy - <h_i, theta> + alpha / 2 |theta - theta_0|^2, then h_i <- h_i - alpha (theta_i - theta_0).
 
     h_i stays at the site. The server needs the mean update alone: h <- h - alpha share mean(theta_i - theta_0), with the share
@@ -29,8 +27,6 @@ class Dyn(Objective):
     """
 
     name = "dyn"
-    Options: ClassVar[type[Frozen]] = DynOptions
-    options: DynOptions
     whole_cohort = True
 
     def begin(self, received: Received) -> LocalObjective:

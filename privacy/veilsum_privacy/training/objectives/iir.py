@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -46,7 +46,7 @@ class IirOptions(Frozen):
     ema: Real = Field(default=0.95, ge=0, lt=1)
 
 
-class Iir(Objective):
+class Iir(Objective[IirOptions]):
     """Cross-entropy + penalty |g - g_mean|^2 on every batch, for the gradient g of its cross-entropy by the head.
 
     g_mean is a moving average over rounds of the sites' gradients at the models that they ended with, which go through the
@@ -54,10 +54,8 @@ class Iir(Objective):
     """
 
     name = "iir"
-    Options: ClassVar[type[Frozen]] = IirOptions
-    options: IirOptions
 
-    def __init__(self, options: Frozen, architecture: Architecture) -> None:
+    def __init__(self, options: IirOptions, architecture: Architecture) -> None:
         super().__init__(options, architecture)
         representation_size(architecture)
         self._names = [name for name in architecture.shapes() if name in ("head.weight", "head.bias")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -27,7 +27,7 @@ class MoonOptions(Frozen):
     temperature: Real = Field(default=0.5, gt=0, le=1e6)
 
 
-class Moon(Objective):
+class Moon(Objective[MoonOptions]):
     """Cross-entropy + mu times -log(e^(s(z, z_g) / t) / (e^(s(z, z_g) / t) + e^(s(z, z_p) / t))), s the cosine.
 
     z, z_g and z_p are a record's representations by the model in training, the broadcast one, and the one that the site
@@ -36,8 +36,6 @@ class Moon(Objective):
     """
 
     name = "moon"
-    Options: ClassVar[type[Frozen]] = MoonOptions
-    options: MoonOptions
 
     def begin(self, received: Received) -> LocalObjective:
         kept = self.kept(received, "previous")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -29,14 +29,12 @@ class NtdOptions(Frozen):
     temperature: Real = Field(default=1.0, gt=0, le=1e6)
 
 
-class Ntd(Objective):
+class Ntd(Objective[NtdOptions]):
     """Cross-entropy + beta t^2 KL(q_g | q) over the classes without the true one, q the softmax of scores / t among them."""
 
     name = "ntd"
-    Options: ClassVar[type[Frozen]] = NtdOptions
-    options: NtdOptions
 
-    def __init__(self, options: Frozen, architecture: Architecture) -> None:
+    def __init__(self, options: NtdOptions, architecture: Architecture) -> None:
         if architecture.classes < 3:
             raise Misuse("The objective ntd needs three classes or more: with two, only one is not the true class.")
         super().__init__(options, architecture)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -55,7 +55,7 @@ class ProtoOptions(Frozen):
     radius: Real = Field(default=10.0, gt=0, le=1e6)
 
 
-class Proto(Objective):
+class Proto(Objective[ProtoOptions]):
     """Cross-entropy + mu |z - p_y|^2 / H, for the representation z of a record and the prototype p_y of its class.
 
     Prototypes are class means of the representations that sites have after training, over all sites: class sums and counts go
@@ -65,8 +65,6 @@ class Proto(Objective):
     """
 
     name = "proto"
-    Options: ClassVar[type[Frozen]] = ProtoOptions
-    options: ProtoOptions
 
     def broadcast(self) -> Shapes:
         k = self.architecture.classes

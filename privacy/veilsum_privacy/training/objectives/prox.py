@@ -3,13 +3,11 @@
 The objective "none": cross-entropy alone, as in FedAvg (McMahan et al. 2017).
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.training.objectives.base import LocalObjective, Objective, Received
+from veilsum_privacy.training.objectives.base import LocalObjective, NoOptions, Objective, Received
 
 
 class ProxOptions(Frozen):
@@ -22,12 +20,10 @@ class ProxOptions(Frozen):
     mu: Real = Field(default=0.01, ge=0, le=1e6)
 
 
-class Prox(Objective):
+class Prox(Objective[ProxOptions]):
     """Cross-entropy + mu / 2 |theta - theta_0|^2, where theta_0 is the broadcast model. The term reads no record."""
 
     name = "prox"
-    Options: ClassVar[type[Frozen]] = ProxOptions
-    options: ProxOptions
 
     def begin(self, received: Received) -> LocalObjective:
         mu, start = self.options.mu, received.start
@@ -38,7 +34,7 @@ class Prox(Objective):
         return LocalObjective(pull=pull)
 
 
-class Plain(Objective):
+class Plain(Objective[NoOptions]):
     """The mean cross-entropy of the site's records."""
 
     name = "none"

@@ -1,7 +1,5 @@
 """The objective "scaffold": SCAFFOLD (Karimireddy et al. 2020), control variates against drift."""
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 
@@ -35,7 +33,7 @@ class ScaffoldOptions(Frozen):
     control_norm: Real = Field(default=100.0, gt=0, le=1e9)
 
 
-class Scaffold(Objective):
+class Scaffold(Objective[ScaffoldOptions]):
     """Every step's gradient is corrected by c - c_i; c_i becomes the mean of the gradients that the site took.
 
     That mean is option II of SCAFFOLD, c_i - c + (theta_0 - theta) / (K eta), for plain steps that no bound cut; with momentum
@@ -44,8 +42,6 @@ class Scaffold(Objective):
     """
 
     name = "scaffold"
-    Options: ClassVar[type[Frozen]] = ScaffoldOptions
-    options: ScaffoldOptions
     whole_cohort = True
 
     def broadcast(self) -> Shapes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +84,7 @@ class Probabilistic(Architecture):
         return self.inner.linear_layers()
 
 
-class Sr(Objective):
+class Sr(Objective[SrOptions]):
     """Cross-entropy of head(z) + l2 |z|^2 + cmi KL(p(z | x) | r(z | y)), for one draw z of p(z | x) = N(f(x), s(x)^2).
 
     s is the softplus of a linear map of f(x); r(z | y) is normal with a mean and standard deviations of the class, trained. A
@@ -93,10 +93,8 @@ class Sr(Objective):
     """
 
     name = "sr"
-    Options: ClassVar[type[Frozen]] = SrOptions
-    options: SrOptions
 
-    def __init__(self, options: Frozen, architecture: Architecture) -> None:
+    def __init__(self, options: SrOptions, architecture: Architecture) -> None:
         super().__init__(options, architecture)
         self._trained = Probabilistic(architecture)
 

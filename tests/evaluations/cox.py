@@ -8,7 +8,7 @@ made up as well: a number, an arm, and a level that a twentieth has, of whose ha
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -100,8 +100,8 @@ FOLLOW_UP = {"none": 0.0, "shorter": -0.2, "much shorter": -0.6, "longer": 0.2}
 """What a standard deviation of age does to the log of the mean follow-up."""
 
 
-SHARES, SHIFTS = (0.5, 0.3, 0.2), np.array([0.0, 3.0, -3.0])
-"""Of the strata: the parts of the records, and how many years older they are."""
+SHARES, SHIFTS = np.array([0.5, 0.3, 0.2]), np.array([0.0, 3.0, -3.0])
+"""Of three strata: the parts of the records, and how many years older they are. More strata are such threes again."""
 
 HAZARDS, SHAPES = np.array([0.0, 0.6, -0.5]), np.array([1.0, 1.3, 0.8])
 """What is added to the log hazard, and what the shape is multiplied by."""
@@ -126,34 +126,33 @@ class Setting(NamedTuple):
     Attributes:
         shape: of the hazard.
         slope: what a standard deviation of age, and the second arm, do to the log of the mean follow-up.
-        apart: whether there are strata.
+        strata: how many there are; 0 for none.
         late: whether some enter late; of those whose time ends before nobody knows.
     """
 
     shape: float
     slope: float
-    apart: bool = False
+    strata: int = 0
     late: bool = False
 
 
 def made_up(setting: Setting, base: float, n: int, rng: np.random.Generator) -> MadeUp:
     """``base`` is the log hazard at the horizon of age 60 between the arms."""
-    drawn = 2 * n if setting.late else n
-    stratum = rng.choice(len(SHARES), drawn, p=SHARES) if setting.apart else np.zeros(drawn, dtype=np.intp)
-    terms = np.column_stack([(rng.normal(60, 12, drawn) + SHIFTS[stratum]).clip(20, 90), rng.integers(0, 2, drawn)])
+    drawn, k = 2 * n if setting.late else n, setting.strata
+    shares, shifts, hazards, shapes = (np.resize(each, max(k, 1)) for each in (SHARES, SHIFTS, HAZARDS, SHAPES))
+    stratum = rng.choice(k, drawn, p=shares / shares.sum()) if k else np.zeros(drawn, dtype=np.intp)
+    terms = np.column_stack([(rng.normal(60, 12, drawn) + shifts[stratum]).clip(20, 90), rng.integers(0, 2, drawn)])
     centred = terms - [60.0, 0.5]
     left = 5.0 * rng.exponential(size=drawn) * np.exp(setting.slope * centred[:, 0] / 12 + setting.slope * centred[:, 1])
-    hazard = np.exp(base + HAZARDS[stratum] + centred @ TRUTH)
-    died = YEARS * (rng.exponential(size=drawn) / hazard) ** (1.0 / (setting.shape * SHAPES[stratum]))
+    hazard = np.exp(base + hazards[stratum] + centred @ TRUTH)
+    died = YEARS * (rng.exponential(size=drawn) / hazard) ** (1.0 / (setting.shape * shapes[stratum]))
     event = ((died <= left) & (died < YEARS)).astype(np.float64)
     times = np.minimum(np.minimum(died, left), YEARS)
     if not setting.late:
-        return MadeUp(terms, times, event, None, stratum.astype(np.float64) if setting.apart else None)
+        return MadeUp(terms, times, event, None, stratum.astype(np.float64) if k else None)
     entry = np.where(rng.random(drawn) < LATE, rng.uniform(0.0, LATEST, drawn), 0.0)
     seen = np.flatnonzero(times > entry)[:n]
-    return MadeUp(
-        terms[seen], times[seen], event[seen], entry[seen], stratum[seen].astype(np.float64) if setting.apart else None
-    )
+    return MadeUp(terms[seen], times[seen], event[seen], entry[seen], stratum[seen].astype(np.float64) if k else None)
 
 
 def base_of(setting: Setting) -> float:
@@ -173,24 +172,29 @@ def follow_up_rows(runs: int, seed: int) -> Iterator[str]:
         yield f"| {shape:g} | {name} | {epsilon:g} | {cells} |"
 
 
-def apart_rows(runs: int, seed: int) -> Iterator[str]:
-    """The same with strata, late entry, and both."""
-    kinds = {"strata": (True, False), "late entry": (False, True), "both": (True, True)}
-    for place, (kind, name, epsilon) in enumerate(product(kinds, ("none", "shorter"), (3.0, 8.0))):
-        setting = Setting(1.2, FOLLOW_UP[name], *kinds[kind])
-        cells = follow_up_row(setting, epsilon, runs, np.random.default_rng((seed, place)))
-        yield f"| {kind} | {name} | {epsilon:g} | {cells} |"
+APART = {"strata": (3, False), "late entry": (0, True), "both": (3, True), "6 strata": (6, False), "12 strata": (12, False)}
+
+
+def apart_rows(runs: int, seed: int, kinds: Collection[str]) -> Iterator[str]:
+    """The same with so many strata, late entry, and both."""
+    for place, (kind, name, epsilon) in enumerate(product(APART, ("none", "shorter"), (3.0, 8.0))):
+        if kind in kinds:
+            setting = Setting(1.2, FOLLOW_UP[name], *APART[kind])
+            cells = follow_up_row(setting, epsilon, runs, np.random.default_rng((seed, place)))
+            yield f"| {kind} | {name} | {epsilon:g} | {cells} |"
 
 
 def follow_up_row(setting: Setting, epsilon: float, runs: int, rng: np.random.Generator) -> str:
     """Coverage and told of both terms, bias of each in units of its standard error, and lifelines' of the same records."""
     numbers = [NumberColumn(name="age", low=20, high=90), NumberColumn(name="arm", low=0, high=1)]
     numbers += [NumberColumn(name=name, low=0, high=YEARS) for name in ("time", "entry")[: 1 + setting.late]]
-    levels = [CategoryColumn(name="end", categories=("no", "yes")), CategoryColumn(name="centre", categories=("a", "b", "c"))]
-    schema = DatasetSchema(columns=(*numbers, *levels[: 1 + setting.apart]), max_records=2 * RECORDS)
+    levels = [CategoryColumn(name="end", categories=("no", "yes"))]
+    if setting.strata:
+        levels.append(CategoryColumn(name="centre", categories=tuple(f"c{place}" for place in range(setting.strata))))
+    schema = DatasetSchema(columns=(*numbers, *levels), max_records=2 * RECORDS)
     asked: dict[str, Any] = {"family": "cox", "outcome": "time", "event": "end", "censored": ["no"], "over": ["age", "arm"]}
     asked |= {"entry": "entry"} if setting.late else {}
-    asked |= {"strata": "centre"} if setting.apart else {}
+    asked |= {"strata": "centre"} if setting.strata else {}
     study, base = study_of("regression", schema, RECORDS, epsilon, parameters=asked), base_of(setting)
     off, errors, plain, covers = [], [], [], []
     for _ in range(runs):
@@ -198,7 +202,7 @@ def follow_up_row(setting: Setting, epsilon: float, runs: int, rng: np.random.Ge
         scaled = [(made.terms[:, 0] - 20) / 35 - 1, made.terms[:, 1] * 2 - 1, made.times / (YEARS / 2) - 1]
         scaled += [] if made.entry is None else [made.entry / (YEARS / 2) - 1]
         scaled += [made.event == 0.0, made.event]
-        scaled += [] if made.stratum is None else [made.stratum == place for place in range(len(SHARES))]
+        scaled += [] if made.stratum is None else [made.stratum == place for place in range(setting.strata)]
         records = complete_records(np.column_stack(scaled).astype(np.float64))
         figures = [row["log"] for row in METHODS["regression"].run(Sums(study, records, rng)).summary["coefficients"]]
         plain.append(lifelines_fit(*made)[0] - TRUTH)
@@ -254,17 +258,20 @@ def main() -> None:
     """Print the table."""
     parser = run_options("cox", __doc__, 200)
     parser.add_argument("--follow-up", action="store_true", help="made-up records whose follow-up depends on the terms")
-    parser.add_argument("--apart", action="store_true", help="the same with strata, late entry, and both")
+    parser.add_argument("--apart", nargs="*", metavar="KIND", help=f"the same with these ({', '.join(APART)}), or all")
     parser.add_argument("--rare", action="store_true", help="made-up records of which a twentieth has a level")
     options = parser.parse_args()
     if options.rare:
         heads = ["term", "epsilon", "records", "told", "covered", "lies above", "lies below", "open"]
         print_table(heads, rare_rows(options.runs, np.random.default_rng(options.seed)))
         return
-    if options.follow_up or options.apart:
-        heads = ["covered: age", "arm", "told", "bias: age", "arm", "lifelines' bias: age", "arm"]
-        first, rows_of = ("with", apart_rows) if options.apart else ("shape", follow_up_rows)
-        print_table([first, "follow-up of older records", "epsilon", *heads], rows_of(options.runs, options.seed), 2)
+    if options.follow_up or options.apart is not None:
+        heads = ["follow-up of older records", "epsilon"]
+        heads += ["covered: age", "arm", "told", "bias: age", "arm", "lifelines' bias: age", "arm"]
+        if options.follow_up:
+            print_table(["shape", *heads], follow_up_rows(options.runs, options.seed), 2)
+        else:
+            print_table(["with", *heads], apart_rows(options.runs, options.seed, options.apart or APART), 2)
         return
     heads = ["data", "epsilon", "records", "covered", "told", "error", "without noise"]
     print_table(heads, (row for name in HORIZON for row in rows(name, options.runs, np.random.default_rng(options.seed))))

@@ -21,7 +21,7 @@ from veilsum_node.process.console import JsonOption, print_fields, print_json, p
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_privacy.dossier.ledgers import open_source, spending_fields
 
-COMPOSE = Path(__file__).parents[1] / "compose.yaml"
+COMPOSE = Path(__file__).parents[2] / "deploy" / "compose.yaml"
 STUDY = "study"
 """The service that runs one study and ends."""
 

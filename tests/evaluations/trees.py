@@ -49,7 +49,7 @@ def breast_cancer(_: Path) -> Table:
 
 def heart(folder: Path) -> Table:
     """920 patients of four hospitals x 13, 55% with a disease."""
-    with_schema = Path(__file__).parents[1] / "veilsum_deploy" / "demo_data" / "heart_disease.toml"
+    with_schema = Path(__file__).parents[2] / "deploy" / "veilsum_deploy" / "demo_data" / "heart_disease.toml"
     schema = load_schema(with_schema)
     return schema, pool([read_dataset(path, schema, "heart").records for path in sorted(folder.glob("processed.*.data"))])
 

@@ -55,7 +55,7 @@ def read_compose(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     words = [str(program), "--file", str(path), "--profile", "*", "config", "--format", "json"]
     clean = {"HOME": "/nonexistent", "PATH": os.defpath, **environment}
     with raising(StateError("Compose's front end is not installed.", "Run make venv: it is a development tool."), on=OSError):
-        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=READ_SECONDS, env=clean)  # noqa: S603
+        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=READ_SECONDS, env=clean)
     if done.returncode != 0:
         raise ConfigurationError(f"{path} is not a compose file: {done.stderr.strip()}")
     loaded: dict[str, Any] = json.loads(done.stdout)

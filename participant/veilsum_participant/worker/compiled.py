@@ -1,0 +1,184 @@
+"""Studies and tasks that another process traces (:mod:`.compiling`): what it says of them, held to the declaration."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.telemetry.logs import printable
+from veilsum_participant.boundary.compiler import (
+    BEGIN,
+    LOOK,
+    STEP,
+    AnswerTraining,
+    AskDerived,
+    AskFollowed,
+    AskGraph,
+    BeginTraining,
+    FollowedSaid,
+    KeptVectorGiven,
+    TrainingSaid,
+    TrainOnNone,
+)
+from veilsum_participant.worker.compiling import Compiling
+from veilsum_privacy.computation.declared import ENCODER, DeclaredStudy, DeclaredTask, Given, Note
+from veilsum_privacy.computation.terms import TaskTerms, check_graph, opaque_names, products_from_json
+from veilsum_privacy.mechanism.records import Records
+from veilsum_privacy.mechanism.requests import MapAt, Request, Trained, Training
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.mechanism.rows.graph import RowGraph
+from veilsum_privacy.mechanism.steps import StepNoise
+from veilsum_privacy.securesum.context import Pieces, decode_broadcast, encode_broadcast
+from veilsum_privacy.study.study import TaskDeclaration
+
+
+@dataclass(frozen=True)
+class CompiledStudy(DeclaredStudy):
+    """A study whose tasks another process traces.
+
+    Attributes:
+        compiler: gives that process.
+    """
+
+    compiler: Callable[[], Compiling] = field(repr=False, compare=False)
+
+    def _made(self, declaration: TaskDeclaration) -> "CompiledTask":
+        said = self.compiler().said(self.study.tasks.index(declaration))
+        if not said.terms:
+            raise HostileInput(printable(said.words) or "A task cannot be traced.", printable(said.advice))
+        try:
+            value = json.loads(said.terms)
+        except (ValueError, RecursionError) as error:
+            raise HostileInput("A task's terms are not what they have to be.") from error
+        return CompiledTask(self, declaration, TaskTerms.from_json(value))
+
+
+class CompiledModel:
+    """A model that another process goes on with, of which what is kept lies here: one that ends is started once more.
+
+    Args:
+        compiler: gives that process.
+        kept: the model; empty before the first release.
+    """
+
+    def __init__(self, compiler: Callable[[], Compiling], kept: bytes) -> None:
+        self._compiler, self._state = compiler, kept
+        said = self._ask(LOOK)
+        self.label, self.taken = said.label, said.taken
+
+    def broadcast(self, label: str) -> Pieces:
+        """See :class:`veilsum_privacy.computation.following.Following`."""
+        return (self._ask(LOOK, label).broadcast,)
+
+    def begin_with(self, broadcast: bytes) -> None:
+        """See :class:`veilsum_privacy.computation.following.Following`."""
+        self._state = self._ask(BEGIN, first=broadcast).state
+
+    def take(self, label: str, values: Integers, cohort: int) -> None:
+        """See :class:`veilsum_privacy.computation.following.Following`."""
+        said = self._ask(STEP, label, values=np.ascontiguousarray(values, dtype=np.int64).tobytes(), cohort=cohort)
+        self._state, self.taken = said.state, said.taken
+
+    def to_pieces(self) -> Pieces:
+        """See :class:`veilsum_privacy.computation.following.Following`."""
+        return (self._state,)
+
+    def _ask(self, move: int, label: str = "", first: bytes = b"", values: bytes = b"", cohort: int = 0) -> FollowedSaid:
+        return self._compiler().ask(AskFollowed(self._state, move, label, first, values, cohort))
+
+
+@dataclass(frozen=True)
+class CompiledTask(DeclaredTask):
+    """A task that another process traces."""
+
+    agreed: CompiledStudy = field(repr=False)
+
+    def row_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
+        products = self.terms.products
+        size = self.terms.size if products is None else products.given
+        return self._graph(broadcast, given, size, mapped=False)
+
+    def row_maps(self, broadcast: Mapping[str, Floats], graph: RowGraph) -> Mapping[str, OpaqueMap]:
+        return {name: _elsewhere for name in opaque_names(graph) if name != ENCODER}
+
+    def mapped_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
+        return self._graph(broadcast, given, None, mapped=True)
+
+    def derived(self, broadcast: Mapping[str, Floats], kept: Mapping[str, Integers]) -> Floats:
+        return _vector(self._compiler.ask(AskDerived(self.label, self._kept(kept)), broadcast).vector)
+
+    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: StepNoise) -> Training:
+        compiler = self._compiler
+        with compiler.lock:  # nobody asks anything else of it in between
+            begun = BeginTraining(
+                self.label, encode_broadcast(state), course.number, course.rate, course.clip, course.grid, course.share_std
+            )
+            said = compiler.ask(begun, broadcast)
+            while not said.over:
+                total = yield self._request(said)
+                said = compiler.once(AnswerTraining(np.ascontiguousarray(total, dtype=np.float64).tobytes()))
+        return _trained(said)
+
+    def train_plainly(
+        self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], note: Note
+    ) -> Trained:
+        if len(records):
+            raise Misuse("No record is trained on where tasks are traced.")
+        return _trained(self._compiler.ask(TrainOnNone(self.label, encode_broadcast(state)), broadcast))
+
+    @property
+    def _compiler(self) -> Compiling:
+        return self.agreed.compiler()
+
+    def _kept(self, kept: Mapping[str, Integers]) -> tuple[KeptVectorGiven, ...]:
+        source = self.declaration.source
+        if source is None or source not in kept:
+            return ()
+        return (KeptVectorGiven(source, np.ascontiguousarray(kept[source], dtype=np.int64).tobytes()),)
+
+    def _graph(self, broadcast: Mapping[str, Floats], given: Given, size: int | None, *, mapped: bool) -> RowGraph:
+        asked = AskGraph(self.label, int(mapped), given.index, int(given.encode is not None), self._kept(given.kept))
+        graph = self._checked(self._compiler.ask(asked, broadcast).graph, size, self.width(given))
+        if given.encode is None and ENCODER in opaque_names(graph):
+            raise HostileInput("A graph takes a program that the study does not name.")
+        return graph
+
+    def _checked(self, data: bytes, size: int | None, width: int) -> RowGraph:
+        graph = RowGraph.from_bytes(data)
+        if size is None and (graph.root.spec.size % 2 != 1 or graph.root.spec.size < 3):
+            raise HostileInput("A graph gives no features and what of them is present.")
+        size = graph.root.spec.size if size is None else size
+        check_graph(graph, size=size, width=width, labelled=self.study.data.label is not None)
+        return graph
+
+    def _request(self, said: TrainingSaid) -> Request:
+        try:
+            products = products_from_json(json.loads(said.products))
+        except (ValueError, RecursionError) as error:
+            raise HostileInput("Products of factors are not what they have to be.") from error
+        graph = self._checked(said.graph, products.given, self._trained_width())
+        at = _vector(said.at)
+        maps = {name: MapAt(_elsewhere, at) if name in said.named else _elsewhere for name in opaque_names(graph)}
+        return Request(graph, products, maps)
+
+    def _trained_width(self) -> int:
+        """Features of the records that training is given, which an encoder or an alignment may have made."""
+        return self.study.width if self.terms.mapped else self.study.data.width
+
+
+def _elsewhere(_: Floats) -> Floats:
+    """Stands for a map that is computed where its network is (:mod:`veilsum_participant.worker.elsewhere`)."""
+    raise Misuse("A network does not run in the process that holds keys.")
+
+
+def _vector(data: bytes) -> Floats:
+    if len(data) % 8:
+        raise HostileInput("The bytes given hold no vector.")
+    return np.frombuffer(data, np.float64).copy()
+
+
+def _trained(said: TrainingSaid) -> Trained:
+    return Trained(_vector(said.vector), decode_broadcast(said.state))
