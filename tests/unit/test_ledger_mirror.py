@@ -167,7 +167,7 @@ def test_what_consents_cost_by_participant(trial: Trial) -> None:
     expected = {"north": everyone, "south": everyone, "east": everyone + Counter([dear])}
     trial.play(1, study=OTHER_STUDY)
     assert trial.mirror.spending("heart-2024", [STUDY]) == expected
-    assert trial.mirror.spending("heart-2024", [OTHER_STUDY]) == dict.fromkeys(expected, Counter([dear]))
+    assert trial.mirror.spending("heart-2024", [OTHER_STUDY]) == {name: Counter([dear]) for name in expected}
     assert trial.mirror.spending("heart-2024", []) == {}
     both = {name: counts + Counter([dear]) for name, counts in expected.items()}
     assert trial.mirror.spending("heart-2024") == trial.mirror.spending("heart-2024", [STUDY, OTHER_STUDY]) == both
