@@ -345,8 +345,10 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
 def test_a_query_that_one_record_makes_fail_takes_part_and_pays(
     tmp_path: Path, url: str, text: str, batches: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With and without that record the same is said, in the same messages and entries but for the site's own log. Without noise
-    there is no sum, which would show by how much it is short."""
+    """With and without that record the same is said, in the same messages and entries but for the log of the site.
+
+    Without noise there is no sum, which would show by how much it is short.
+    """
     bed = bed_on(tmp_path, url, text, timeout=4)  # of which the slow record takes nine
     if batches:
         in_batches(bed)
