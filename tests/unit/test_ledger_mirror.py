@@ -165,7 +165,12 @@ def test_what_consents_cost_by_participant(trial: Trial) -> None:
     dear, cheap = release.mechanism, trial.release(2, multiplier=8.0).mechanism
     everyone = Counter({dear: 2, cheap: 1})
     expected = {"north": everyone, "south": everyone, "east": everyone + Counter([dear])}
-    assert trial.mirror.spending("heart-2024") == expected
+    trial.play(1, study=OTHER_STUDY)
+    assert trial.mirror.spending("heart-2024", [STUDY]) == expected
+    assert trial.mirror.spending("heart-2024", [OTHER_STUDY]) == {name: Counter([dear]) for name in expected}
+    assert trial.mirror.spending("heart-2024", []) == {}
+    both = {name: counts + Counter([dear]) for name, counts in expected.items()}
+    assert trial.mirror.spending("heart-2024") == trial.mirror.spending("heart-2024", [STUDY, OTHER_STUDY]) == both
     assert trial.mirror.spending("other") == {}
 
 
