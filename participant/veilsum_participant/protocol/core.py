@@ -58,7 +58,10 @@ class Channel(Protocol):
 
 
 class ParticipantCore:
-    """Dispatches directives to the site's protocol, each part of which is loaded when it is first needed."""
+    """Dispatches directives to the site's protocol, each part of which is loaded when it is first needed.
+
+    The parts keep what they know in the site's store: of two that threads make at once either will do.
+    """
 
     def __init__(self, site: Site) -> None:
         self.site = site
