@@ -319,11 +319,7 @@ def settled_entry(site: Site, coordinator: str) -> int:
 
 
 def assigned(directive: Directive) -> Assignment:
-    """The assignment that a directive carries the parts of.
-
-    Raises:
-        HostileInput: they are those of none.
-    """
+    """The assignment that a directive carries the parts of; HostileInput where they are those of none."""
     from veilsum_privacy.securesum import NONCE_BYTES
     from veilsum_privacy.securesum.context import Assignment, parse_assignment
 
