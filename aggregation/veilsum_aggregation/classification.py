@@ -78,7 +78,7 @@ MANY = 30
 
 
 def auc_figure(area: float, positive: float, negative: float, sampling: float = 0.0, noise: float = 0.0) -> Figure:
-    """The area with its interval by Newcombe (2006, method 5): the areas a at which (area - a)^2 = z^2 (r V(a) + noise), with V
+    """The area with its interval by Newcombe (2006, method 5): all a with (area - a)^2 <= z^2 (r V(a) + noise), with V
     by Hanley and McNeil (1982), V(a) = a (1 - a) (1 + h (1 - a) / (2 - a) + h a / (1 + a)) / (m n), h = (m + n) / 2 - 1.
 
     It has no zero width where the classes are apart altogether. r makes of V(area) what the records themselves show; of few

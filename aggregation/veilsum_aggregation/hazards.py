@@ -69,6 +69,8 @@ class HazardModel:
         centre: (p,).
         baseline: with m pieces and q coefficients.
         point: theta and gamma, (q + k,).
+        events: how many there are, by the moments. Those of the baseline, of which no cell is below 0, are more where there is
+            noise, and its steps shorter: with as many as there are, few hazards settle.
         untold: combinations of coefficients that W leaves out, (p + 1, p - k); the constant, the first, is in none.
     """
 
@@ -76,6 +78,7 @@ class HazardModel:
     centre: Floats
     baseline: Baseline | Strata
     point: Floats
+    events: float
     untold: Floats = field(default_factory=nothing)
 
     @property
@@ -106,7 +109,14 @@ def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
     parts = tuple(first_baseline(table, hazard_std, len(sums.tables)) for table in sums.tables)
     baseline = parts[0] if len(parts) == 1 else Strata(parts)
     theta = baseline.basis.T @ (baseline.level + 0.5 * float(gamma @ gamma))
-    return HazardModel(whiten, centre, baseline, np.concatenate([theta, gamma]), np.pad(untold, ((1, 0), (0, 0))))
+    return HazardModel(
+        whiten,
+        centre,
+        baseline,
+        np.concatenate([theta, gamma]),
+        max(weight, FLOOR * std, 1.0),
+        np.pad(untold, ((1, 0), (0, 0))),
+    )
 
 
 def _told_terms(gram: Floats, spread: Floats, std: float, grain: float) -> tuple[Floats, Floats]:
@@ -126,7 +136,7 @@ def longest_terms(model: HazardModel, score_std: float, information_std: float) 
         model: with its events.
         score_std, information_std: of the noise of the step's score and, on the diagonal, information, on terms of length 1.
     """
-    p, total = model.whiten.shape[1], float(model.baseline.events.sum())
+    p, total = model.whiten.shape[1], model.events
     length = LONGEST
     if score_std > 0.0:
         reach = math.sqrt(INFORMATION_NOISE * total / (information_std * math.sqrt(2.0 * p)))
@@ -230,7 +240,8 @@ class HazardFit(SolvedFit):
         """The joint information (q + p, q + p) where the hazards of pieces (m,) have been multiplied."""
         expected, cross, _, _, _ = self._averages
         hazards, both = self._of_baseline(expected * factors, cross * factors[:, None])
-        return np.block([[hazards, both], [both.T, self.floored + both.T @ np.linalg.solve(hazards, both)]])
+        given = self.floored * float(factors @ expected) / float(expected.sum())  # goes with the events that are expected
+        return np.block([[hazards, both], [both.T, given + both.T @ np.linalg.solve(hazards, both)]])
 
     @cached_property
     def _matrix(self) -> Floats:

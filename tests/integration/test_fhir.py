@@ -707,9 +707,12 @@ def test_a_transaction_names_its_patient_by_a_place_in_it(tmp_path: Path, recipe
 
 def test_what_lies_deeper_or_is_to_be_deleted_is_counted(tmp_path: Path, recipe: Path) -> None:
     patient = {"resourceType": "Patient", "id": "p"}
-    deep = bundle([{"resource": bundle([{"resource": bundle([{"resource": patient}, {"resource": {"resourceType": "Group"}}])}])}])
+    deep = bundle([{"resource": patient}, {"resource": {"resourceType": "Group"}}])
+    for _ in range(2):
+        deep = bundle([{"resource": deep}])
     gone = [{"request": {"method": method, "url": url}} for method, url in (("DELETE", "Patient/q"), ("PUT", "Patient/p"))]
-    (tmp_path / "t.ndjson").write_text("\n".join(map(json.dumps, [deep, bundle(gone, "history"), bundle([{"resource": patient}])])))
+    read = bundle([{"resource": patient}])
+    (tmp_path / "t.ndjson").write_text("\n".join(map(json.dumps, [deep, bundle(gone, "history"), read])))
     files = {kind.lower(): tmp_path / "t.ndjson" for kind in TYPES}
     rows = query_rows(SourceQuery("misses", (recipe / "misses.sql").read_text(), files=files)).to_pylist()
     found = {row["what"]: row["number"] for row in rows if row["number"] and not row["meant"]}

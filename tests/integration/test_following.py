@@ -243,8 +243,8 @@ def caught_up(between: Between, key: bytes, name: str, number: int, show: Any) -
     return Following(between.cores[name].site).broadcast(key, assignment, None, fetch)
 
 
-def released(between: Between, rounds: int, members: str = "abc", **parameters: Any) -> tuple[bytes, Federation]:
-    """A study some rounds of which were released to a part of the members."""
+def released(between: Between, rounds: int, at: int = 0, **parameters: Any) -> tuple[bytes, Federation]:
+    """A study some rounds of which were released to a, b and c; the one ``at`` has another model than follows."""
     _, key, federation = prepared(between, **parameters)
 
     class EndedError(Exception):
@@ -257,7 +257,7 @@ def released(between: Between, rounds: int, members: str = "abc", **parameters: 
             return super().sum(label, broadcast, members=tuple("abc"))
 
     with pytest.raises(EndedError):
-        FedSGD().compute(Some(federation, 0))
+        FedSGD().compute(Some(federation, at, {f"{MODEL}head.weight": 0.5}))
     return key, federation
 
 
@@ -285,6 +285,23 @@ def test_who_missed_rounds_takes_their_steps_and_no_false_one(between: Between) 
     with between.hub.changed:
         assert broadcast_digest(own) == between.hub.studies[key].machine.rounds[2].assignment.broadcast
     assert seen == [2]
+
+
+def test_a_model_that_all_other_members_took_is_refused(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator and a, b and c go on with a model of their own: the sum is true, and d takes no step of it."""
+
+    def as_it_comes(self: Following, key: bytes, assignment: Any, enclosed: bytes | None, fetch: following.Fetch) -> bytes:
+        return fetch(ObjectKind.BROADCAST, assignment.round, assignment.attempt)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(following.Following, "broadcast", as_it_comes)
+        key, _ = released(between, 3, at=2)
+    with pytest.raises(Refusal, match="made of a broadcast that does not follow") as caught:
+        caught_up(between, key, "d", 3, lambda kind, number, data: data)
+    assert caught.value.code is RefusalCode.BROADCAST
+    kept = between.followed("d", key)
+    assert kept is not None
+    assert kept.marks["round"] == 1
 
 
 def test_any_byte_of_a_release_that_is_changed_is_found(between: Between) -> None:

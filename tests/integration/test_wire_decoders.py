@@ -23,6 +23,7 @@ from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.fields import LARGEST
 from veilsum_node.identity import Label, verify_certificate
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.store.studies import change_study
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, verify_receipt
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.check_words import CHECKS, CheckStatement, answer_words
@@ -127,6 +128,17 @@ def _replaced(draw: st.DrawFn, whole: bytes) -> bytes:
     return _written(value)
 
 
+def _otherwise(draw: st.DrawFn, value: object) -> bytes:
+    """The same value, most often in another form than the canonical one."""
+    changed = list(value.items())[::-1] if isinstance(value, dict) else None
+    text = json.dumps(
+        dict(changed) if changed else value,
+        ensure_ascii=draw(st.booleans()),
+        separators=draw(st.sampled_from([(",", ":"), (", ", ":"), (",", ": ")])),
+    )
+    return draw(st.sampled_from(["", " ", "\n"])).encode() + text.encode("utf-8", "surrogatepass")
+
+
 def _check(decode: Callable[[bytes], object], encode: Callable[[object], bytes], data: bytes) -> None:
     try:
         value = decode(data)
@@ -136,11 +148,13 @@ def _check(decode: Callable[[bytes], object], encode: Callable[[object], bytes],
 
 
 def _inputs(draw: st.DrawFn, whole: bytes) -> bytes:
-    match draw(st.integers(0, 3)):
+    match draw(st.integers(0, 4)):
         case 0:
             return draw(st.binary(max_size=400))
         case 1:
             return _written(draw(JSON))
+        case 4:
+            return _otherwise(draw, json.loads(whole))
         case 2:
             return _mangled(draw, whole)
         case _:
@@ -330,7 +344,14 @@ def test_broadcasts_come_back(arrays: dict[str, np.ndarray]) -> None:
 @MANY
 @given(st.data())
 def test_broadcasts(data: st.DataObject) -> None:
-    whole = encode_broadcast({"mean": np.arange(6.0).reshape(2, 3), "scale": np.ones(2)})
+    hostile = st.sampled_from([0.0, 1.0, LARGEST, -LARGEST, np.nextafter(LARGEST, np.inf), 1e300, -np.inf, np.nan])
+    scale = np.array([1.0, data.draw(hostile)])
+    whole = encode_broadcast({"mean": np.arange(6.0).reshape(2, 3), "scale": scale})
+    if np.abs(scale).max() <= LARGEST:
+        assert decode_broadcast(whole)["scale"].tobytes() == scale.tobytes()
+    else:
+        with pytest.raises(HostileInput, match="numbers up to"):
+            decode_broadcast(whole)
     raw = data.draw(st.binary(max_size=200)) if data.draw(st.booleans()) else _mangled(data.draw, whole)
     try:
         arrays = decode_broadcast(raw)
@@ -338,7 +359,7 @@ def test_broadcasts(data: st.DataObject) -> None:
         return
     for array in arrays.values():
         assert array.dtype == np.float64
-        assert np.isfinite(array).all()
+        assert (np.abs(array) <= LARGEST).all()
     # the header's JSON may be written in other ways; its arrays must be what the digest-bound bytes say
     again = decode_broadcast(encode_broadcast(arrays))
     assert again.keys() == arrays.keys()
@@ -407,8 +428,17 @@ def test_a_participant_refuses_objects_that_are_none(world: World, data: st.Data
 def test_a_joined_participant_refuses_forged_rosters_and_boxes(joined: tuple[World, bytes], data: st.DataObject) -> None:
     """After an honest enrolment only the roster with this site's own enrolment is sealed for; others change nothing."""
     world, honest = joined
+    with world.core.site.database.transaction() as connection:  # else an honest roster is kept, and any other is a second one
+        change_study(connection, world.digest, roster=None)
     script = Script(_mangled(data.draw, honest))
     kind = data.draw(st.sampled_from([pb.DIRECTIVE_KIND_SEAL, pb.DIRECTIVE_KIND_UNSEAL]))
+    if kind == pb.DIRECTIVE_KIND_SEAL and data.draw(
+        st.booleans()
+    ):  # one that verifies: another key for boxes, signed by itself
+        other, site = pb.RosterObject.FromString(honest), world.core.site.credentials
+        signed = enrol(world.digest, site.identity, BoxKey.generate().public, site.signing_key)
+        other.enrolments[0].body, other.enrolments[0].signature = signed.body, signed.signature
+        script = Script(other.SerializeToString())
     world.core.handle(as_directive(pb.Directive(kind=kind, study=world.digest)), script)  # type: ignore[arg-type]
     if script.answers:  # bytes that protobuf skips: the parsed roster is the honest one
         assert kind == pb.DIRECTIVE_KIND_SEAL

@@ -169,6 +169,16 @@ def test_what_another_software_takes_for_another_value_is_refused_by_its_type(tm
             read(query, SCHEMA)
 
 
+@pytest.mark.parametrize("names", [("age", "Age"), ("Age", "age"), ("ill", "ILL"), ("town", "town")])
+def test_a_query_that_yields_two_columns_of_one_name_is_refused_before_it_runs(tmp_path: Path, names: tuple[str, str]) -> None:
+    """By either name DuckDB would give the first."""
+    text = f'SELECT age, town, ill, 1 AS "{names[0]}", 2 AS "{names[1]}" FROM t'  # noqa: S608
+    query = SourceQuery("records", text, files={"t": one_file(tmp_path)})
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError, match=r"The query of dataset records has two columns of one name, capitals aside"):
+            read(query, SCHEMA)
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_columns_that_differ_in_capitals_alone_are_no_table_of_a_query(tmp_path: Path, form: str) -> None:
     """DuckDB would give the first of them by either name. By themselves they are read as they are called."""
@@ -182,7 +192,7 @@ def test_columns_that_differ_in_capitals_alone_are_no_table_of_a_query(tmp_path:
         assert read_table(path, SCHEMA).columns["age"].to_pylist() == [cells["age"]]
         query = SourceQuery("records", "SELECT age, town, ill FROM t", files={"t": path})
         if names[0] == "Age":
-            with pytest.raises(DataError, match=rf"t\.{form}: two columns differ in capitals alone"):
+            with pytest.raises(DataError, match=rf"t\.{form} has two columns of one name, capitals aside"):
                 check_structure(query, SCHEMA)
         else:
             assert read_table(query, SCHEMA).columns["age"].to_pylist() == ["3"]
@@ -282,6 +292,7 @@ def test_a_dataset_is_a_file_or_a_query(tmp_path: Path) -> None:
         ('path = "a.csv"\nquery = "SELECT 1"', 'query is for source = "sql"'),
         (query, "needs query or query_file"),
         (query + 'query = "SELECT 1"', "needs the column subject, or joined = false"),
+        (query.replace("}", ', VISITS = "b"}') + 'query = "SELECT 1"\njoined = false', "knows no capitals in the names"),
         (query + 'query = "SELECT 1"\njoined = false\npath = "a.csv"', 'path and header are for source = "file"'),
         (query + 'query = "SELECT 1"\njoined = false\ndsn = "sqlite:///secret"', "needs one of dsn, dsn_file and files"),
     ):

@@ -125,7 +125,7 @@ def newton_asked(
 
 def _hazards(fit: HazardFit, std: float, sites: int) -> tuple[float, dict[str, Floats], Floats]:
     """Terms are as long as in the last step, so that they weigh as there."""
-    spread = math.sqrt(float(fit.model.baseline.events.sum()) / sites) / fit.length
+    spread = math.sqrt(fit.model.events / sites) / fit.length
     bound = score_bound(spread, std, 1.0, LONGEST_HAZARD_SCORE)
     broadcast = broadcast_of(fit.model, fit.point, fit.length)
     baseline = np.zeros((len(broadcast[HAZARDS]), len(fit.model.whiten)))

@@ -37,7 +37,7 @@ class Options(TypedDict, total=False):
         min_cohort: fewest sites of a sum; all by default.
         cohort_difference: whether cohorts of the study may differ.
         accounting: the rule by which studies are priced, ``"gaussian"`` or ``"rdp"``; see docs/ledger.md.
-        slack: the share of delta that sampled steps may be taken to reveal a record with; 0.02 by default.
+        slack: the share of delta that sampled steps may be taken to reveal a record with; 0.005 by default.
         unit: whose presence is hidden: a ``"record"``'s, a ``"subject"``'s, or that of all records of a ``"site"``; by
             default the subject's where the schema says that a person may have several records, else a record's.
         person: with subjects, how a person's records become one: ``"first"``, ``"last"``, ``"max"`` or ``"mean"``.

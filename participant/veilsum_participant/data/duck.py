@@ -33,7 +33,6 @@ from veilsum_participant.data.reader import (
     QueryReader,
     RowRequest,
     SourcePart,
-    distinct_names,
     failed,
     missing_package,
     slow,
@@ -97,7 +96,6 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
             with _watched(self.connection, self.query, left, self.texts):
                 if reader is None:
                     found = _answer(self.connection, self.query)
-                    distinct_names(found.columns)
                     if set() < set(asked.names) < set(found.columns):
                         found = found.select(*map(duckdb.ColumnExpression, asked.names))
                     if asked.rows is None:
@@ -277,6 +275,7 @@ def _answer(connection: Any, query: SourceQuery) -> Any:
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise DataError(f"The {query} must be one SELECT statement.", "A query reads, and does nothing else.")
     found = connection.sql(statements[0])
+    _told_apart(f"The {query}", found.columns)
     if wrong := _MISREAD & {str(kind) for kind in found.types}:
         told = f"The {query} yields a column of {min(wrong)}, which no other software reads as it is."
         raise DataError(told, "Store numbers or texts; a query can CAST.")
@@ -298,14 +297,14 @@ def _texts(path: Path, dialect: Dialect) -> _Texts:
         return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
     reader = CsvReader(path, dialect=dialect)
     names = reader.columns() or []
-    _told_apart(path, names)
+    _told_apart(str(path), names)
     return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), lambda: map(_trimmed, reader.parts(RowRequest(names))))
 
 
-def _told_apart(path: Path, names: Sequence[str]) -> None:
-    """Insist that columns differ in more than capitals: by the name of one a query would get another."""
+def _told_apart(what: str, names: Sequence[str]) -> None:
+    """Insist that columns differ in more than capitals: by the name of one DuckDB would give another."""
     if len({name.encode().lower() for name in names}) < len(names):  # of ASCII, as DuckDB compares them
-        raise DataError(f"{path}: two columns differ in capitals alone, which a query cannot tell apart.", "Rename one.")
+        raise DataError(f"{what} has two columns of one name, capitals aside.", "Rename one; in a query, by AS.")
 
 
 def _trimmed(part: SourcePart) -> Any:
@@ -354,7 +353,7 @@ def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
 def _parts(path: Path) -> list[str]:
     """The Parquet files that a path means, which have to be alike."""
     found = ParquetReader(path).layout()
-    _told_apart(path, found[0].schema.names)
+    _told_apart(str(path), found[0].schema.names)
     for other in found:
         if not other.schema.equals(found[0].schema):
             first = Path(found[0].label).name

@@ -117,9 +117,7 @@ class _ServerRows(OpenRows):
 
 
 def _with_own_types(table: Any) -> Any:
-    """A table in which what the driver gives as other numbers is of a type of its own: money as its smallest coins, OIDs beyond
-    2^31 as negative ones.
-    """
+    """A table in which what the driver gives as other numbers is of a type of its own: money (coins) and OIDs (signed)."""
     for place, part in enumerate(table.schema):
         if (name := (part.metadata or {}).get(b"POSTGRESQL:type")) in (b"money", b"oid"):
             kind = pa.opaque(part.type, name.decode(), "PostgreSQL")

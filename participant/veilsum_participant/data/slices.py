@@ -18,7 +18,7 @@ LARGEST = 1 << 28
 """Pixels that are decoded at once, of a slice or of a volume: 2 GiB as float64."""
 
 INFLATED = 9 * LARGEST
-"""Bytes that are taken of a file that is deflated or of gzip: what the largest image takes once it is decoded, and an eighth around it."""
+"""Bytes that are taken of what is deflated or of gzip: as many as the largest image takes once decoded, and an eighth."""
 
 
 class NoPixels(StrEnum):

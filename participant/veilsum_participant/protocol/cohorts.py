@@ -91,11 +91,7 @@ def remember(
     weights: Weights | None = None,
 ) -> None:
     """Remember the cohort of a sum that is charged; belongs into the same transaction. Nothing if its study is known to have
-    had that cohort.
-
-    Args:
-        members: None if they are not known.
-        weights: as of :class:`RememberedCohort`.
+    had that cohort. Members and weights are as in :class:`RememberedCohort`.
     """
     text = None if members is None else _dump(members, weights)
     same = select(COHORTS.c.context).where(COHORTS.c.study == key, COHORTS.c.members == text)
@@ -278,8 +274,7 @@ def _possible(invited: Sequence[str], own: str, smallest: int, cohorts: Collecti
 
 def _dump(members: Cohort, weights: Weights | None = None) -> str:
     """A cohort as it is kept: keys by name, each with the member's weight where it is known."""
-    kept = {name: key if weights is None else [key, weights[name].hex()] for name, key in sorted(members.items())}
-    return json.dumps(kept)
+    return json.dumps({name: [key, weights[name].hex()] if weights else key for name, key in sorted(members.items())})
 
 
 def _load(text: str) -> tuple[Cohort, Weights | None]:

@@ -58,7 +58,10 @@ class Channel(Protocol):
 
 
 class ParticipantCore:
-    """Dispatches directives to the site's protocol, each part of which is loaded when it is first needed."""
+    """Dispatches directives to the site's protocol, each part of which is loaded when it is first needed.
+
+    The parts keep what they know in the site's store: of two that threads make at once either will do.
+    """
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -316,11 +319,7 @@ def settled_entry(site: Site, coordinator: str) -> int:
 
 
 def assigned(directive: Directive) -> Assignment:
-    """The assignment that a directive carries the parts of.
-
-    Raises:
-        HostileInput: they are those of none.
-    """
+    """The assignment that a directive carries the parts of; HostileInput where they are those of none."""
     from veilsum_privacy.securesum import NONCE_BYTES
     from veilsum_privacy.securesum.context import Assignment, parse_assignment
 

@@ -217,6 +217,8 @@ class DatasetConfig(Frozen):
             raise ValueError("needs query or query_file, one of them")
         if (self.dsn is not None) + (self.dsn_file is not None) + bool(self.files) != 1:
             raise ValueError("needs one of dsn, dsn_file and files")
+        if len({name.lower() for name in self.files}) < len(self.files):
+            raise ValueError("files: a query knows no capitals in the names of tables, of which two differ in these alone")
         if self.several_rows and self.subject is None:
             raise ValueError("needs the column subject, or joined = false where each row is one person's and nobody has two")
         return self

@@ -1,14 +1,25 @@
-"""Studies and tasks that another process traces (:mod:`.compiling`): what it says of them, held to the declaration."""
+"""Studies and tasks that another process traces, and the process that does.
+
+A compiler is of one study, and is ended after :data:`.keeping.IDLE` seconds without work. It meets no record, so that it
+fails follows from what is public or noised. Whoever takes it over can have another question asked of a study's columns than
+the study says, at the price that the study declares: what it says of a task is held to the declaration
+(:func:`veilsum_privacy.computation.terms.check_terms`), its graphs are made anew of the kernel's primitives and name columns
+of the study's schema alone, and rows are clipped and noised as any. One that ends, or breaks a bound, is started once more; a
+study whose tasks cannot be traced twice is refused.
+"""
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.telemetry.logs import printable
+from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.compiler import (
     BEGIN,
     LOOK,
@@ -17,13 +28,21 @@ from veilsum_participant.boundary.compiler import (
     AskDerived,
     AskFollowed,
     AskGraph,
+    AskWords,
     BeginTraining,
+    CompilerFault,
     FollowedSaid,
     KeptVectorGiven,
+    TakeBroadcast,
+    TakeStudy,
+    TaskSaid,
     TrainingSaid,
     TrainOnNone,
+    TryTask,
 )
-from veilsum_participant.worker.compiling import Compiling
+from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.worker.keeping import Kept
+from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.computation.declared import ENCODER, DeclaredStudy, DeclaredTask, Given, Note
 from veilsum_privacy.computation.terms import TaskTerms, check_graph, opaque_names, products_from_json
 from veilsum_privacy.mechanism.records import Records
@@ -33,6 +52,100 @@ from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.steps import StepNoise
 from veilsum_privacy.securesum.context import Pieces, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import TaskDeclaration
+
+LOG = logging.getLogger("veilsum.participant")
+
+_R = TypeVar("_R", bound=Message)
+
+
+class Compiling(Kept):
+    """The compiler of one study; started when it is needed.
+
+    Args:
+        starter: of processes.
+        study: its bytes.
+    """
+
+    def __init__(self, starter: WorkerStarter, study: bytes) -> None:
+        super().__init__(starter, "compiler", CompilerFault)
+        self._study = study
+        self._said: tuple[TaskSaid, ...] | None = None
+        self._meant: Mapping[str, Floats] | None = None
+
+    def said(self, index: int) -> TaskSaid:
+        """What was said of a task by its place in the study.
+
+        Raises:
+            HostileInput: the study's tasks cannot be traced.
+            Unavailable: no compiler can be started.
+        """
+        with self.lock:
+            if self._said is None:
+                self._twice(lambda: None)
+            if self._said is None or index >= len(self._said):
+                raise HostileInput("The study's tasks cannot be traced.")
+            return self._said[index]
+
+    def ask(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None = None) -> _R:
+        """Ask about the study, and about these arrays.
+
+        Raises:
+            HostileInput, Misuse: it refuses, by what it is given; or it cannot do it.
+            Unavailable: no compiler can be started.
+        """
+        with self.lock:
+            return self._twice(lambda: self._asked(request, broadcast))
+
+    def once(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None = None) -> _R:
+        """:meth:`ask` of a compiler that went on from what it was asked before: one that ends does not begin anew."""
+        with self.lock:
+            try:
+                return self._asked(request, broadcast)
+            except BrokenError as error:
+                self.end()
+                raise Misuse("What traces the study's tasks ended.") from error
+
+    def asked(self, study: bytes) -> Mapping[str, str]:
+        """What a study asks, each fact by its name."""
+        return {fact.name: printable(fact.told) for fact in self.ask(AskWords(study)).facts}
+
+    def _twice(self, work: Callable[[], _R | None]) -> _R:
+        for last in (False, True):
+            try:
+                self._begin()
+                return work()  # type: ignore[return-value]
+            except BrokenError as error:
+                self.end()
+                if last:
+                    raise HostileInput(
+                        "The study's tasks cannot be traced: the process that does it ends each time."
+                    ) from error
+                LOG.warning("what traces a study's tasks ended and is started once more: %s", error)
+        raise AssertionError
+
+    def _begin(self) -> None:
+        if self.begin() is None:
+            return
+        self._meant = None
+        tasks = self._told(TakeStudy(self._study)).tasks
+        if self._said is not None and tasks != self._said:
+            raise BrokenError("A study's tasks are not what they were said to be.")
+        self._said = tasks
+
+    def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None) -> _R:
+        if broadcast is not None and not _same(broadcast, self._meant):
+            self._told(TakeBroadcast(encode_broadcast(broadcast)))
+            self._meant = broadcast
+        return self._told(request)
+
+    def _told(self, request: Inquiry[_R]) -> _R:
+        try:
+            return self.call(request)
+        except CallFailedError as error:
+            if not isinstance(error.failure, CompilerFault):
+                raise Misuse("What traces the study's tasks failed.") from error
+            words, advice = printable(error.failure.words), printable(error.failure.advice)
+            raise (HostileInput if error.failure.refused else Misuse)(words, advice) from error
 
 
 @dataclass(frozen=True)
@@ -95,6 +208,11 @@ class CompiledTask(DeclaredTask):
     """A task that another process traces."""
 
     agreed: CompiledStudy = field(repr=False)
+
+    def rehearse(self, arrays: Mapping[str, Floats] | None) -> None:
+        """As :meth:`veilsum_participant.studies.Studies.rehearse`."""
+        with told_as(HostileInput, Misuse, what=f"Task {self.label!r}"):
+            self._compiler.ask(TryTask(self.label, int(arrays is None)), arrays)
 
     def row_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
         products = self.terms.products
@@ -182,3 +300,7 @@ def _vector(data: bytes) -> Floats:
 
 def _trained(said: TrainingSaid) -> Trained:
     return Trained(_vector(said.vector), decode_broadcast(said.state))
+
+
+def _same(broadcast: Mapping[str, Floats], meant: Mapping[str, Floats] | None) -> bool:
+    return meant is not None and meant.keys() == broadcast.keys() and all(meant[name] is broadcast[name] for name in meant)

@@ -2,9 +2,9 @@
 
 A reader forks a nursery before it reads anything, confined as it is but without a network; the nursery forks a decoder, which
 decodes image after image. Each has :data:`CPU_SECONDS` of the processor and :data:`WALL_SECONDS` in all: the kernel ends a
-decoder that takes longer, in whatever code it is, and the nursery forks the next one; it gives it :data:`MEMORY` and no more. What a decoder says is a reason of a
-fixed list, or as many numbers as the shape has. A decoder that was taken over is confined as its reader is, but without a
-network, and becomes no other process.
+decoder that takes longer, in whatever code it is, and the nursery forks the next one. No decoder has more than :data:`MEMORY`.
+What a decoder says is a reason of a fixed list, or as many numbers as the shape has. A decoder that was taken over is confined
+as its reader is, but without a network, and becomes no other process.
 """
 
 from __future__ import annotations
