@@ -314,35 +314,6 @@ def test_a_process_that_cannot_be_prepared_leaves_what_a_site_without_records_gi
         np.testing.assert_array_equal(there.total, without.total)
 
 
-@pytest.mark.parametrize("noise", ["none", "distributed"])
-def test_without_noise_records_for_which_there_was_no_process_are_not_left_out_of_a_sum(noise: Any, computing: Making) -> None:
-    """Beside another sum of the same sites the difference would be theirs; that one record is left out depends on it alone."""
-    setting = network("grams")
-    study = setting.study("record", grid=2**20, variance=0 if noise == "none" else 10**9, noise=noise)
-    given, records = broadcast_of(setting, study), some(setting)
-    whole, without = (contributed(study, given, each, None) for each in (records, no_records(study)))
-    batches = 0
-
-    def meddle(request: Inquiry[Any], honest: Answer) -> Message | None:
-        nonlocal batches
-        batches += isinstance(request, Apply)
-        return honest(request) if batches < 2 else None  # the process ends in the second batch, and none can be had after it
-
-    there = contributed(study, given, records, computing(ThreadStarter(meddle)))
-    assert there.lost is (noise == "none")
-    assert np.array_equal(there.total, without.total) is (noise == "none")
-    assert not np.array_equal(there.total, whole.total)
-
-    def once(request: Inquiry[Any], honest: Answer) -> Message | None:
-        nonlocal batches
-        batches += isinstance(request, Apply)
-        return None if batches == 2 and isinstance(request, Apply) else honest(request)
-
-    batches = 0
-    there = contributed(study, given, records, computing(ThreadStarter(once)))
-    assert not there.lost
-
-
 def test_a_round_whose_time_is_over_has_no_record_in_it(computing: Any) -> None:
     """Not the ones that were computed before: which these are would depend on others."""
     setting = network("grams")

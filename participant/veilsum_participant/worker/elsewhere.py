@@ -12,7 +12,7 @@ without records does.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,10 +43,6 @@ class MapFailedError(VeilsumError):
     """A map could not be computed elsewhere."""
 
 
-class UnpreparedError(MapFailedError):
-    """There was no process to compute it, whatever it was to be computed of."""
-
-
 class Compute(Kept):
     """A process that computes maps of one dataset's records for one study, or by one program; started when it is needed."""
 
@@ -66,10 +62,7 @@ class Compute(Kept):
             for request in requests:
                 if anew or self._ready.get(type(request)) is not request or self.broken:
                     anew = True
-                    try:
-                        self._ask(request, seconds)
-                    except MapFailedError as error:
-                        raise UnpreparedError(error.message) from error
+                    self._ask(request, seconds)
                     self._ready[type(request)] = request
 
     def apply(self, prepared: Sequence[Inquiry[Any]], name: str, given: Floats, until: float | None = None) -> Floats:
@@ -164,7 +157,7 @@ class RoundMaps:
     def __init__(self, computing: Computing, dataset: str, device: str, seconds: float) -> None:
         self._computing, self._dataset, self._device = computing, dataset, device
         self._until = time.monotonic() + seconds
-        self._asked = self.unprepared = False
+        self._asked = False
         self._last: tuple[DeclaredTask, Mapping[str, Floats], Mapping[str, Floats], Prepare] | None = None
 
     @property
@@ -177,7 +170,7 @@ class RoundMaps:
         if not isinstance(encode, ProgramElsewhere):
             return encode
         self._asked = True
-        return lambda given: self._noting(lambda: encode(given, self._until))
+        return lambda given: encode(given, self._until)
 
     def maps(
         self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], maps: Mapping[str, OpaqueMap]
@@ -191,7 +184,7 @@ class RoundMaps:
             asked: list[Inquiry[Any]] = [prepare]
             if isinstance(here, MapAt):
                 asked.append(Point(here.at.astype(np.float64).tobytes()))
-            return lambda given: self._noting(lambda: compute.apply(asked, name, given, self._until))
+            return lambda given: compute.apply(asked, name, given, self._until)
 
         return {name: elsewhere(name, here) for name, here in maps.items()}
 
@@ -207,13 +200,6 @@ class RoundMaps:
             return Trained(vector, decode_broadcast(kept))
         except HostileInput as error:
             raise MapFailedError("What was trained holds something that is not finite, or out of range.") from error
-
-    def _noting(self, compute: Callable[[], Floats]) -> Floats:
-        try:
-            return compute()
-        except UnpreparedError:
-            self.unprepared = True
-            raise
 
     def _prepared(
         self, agreed: DeclaredTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]

@@ -171,10 +171,6 @@ class Elsewhere(Protocol):
     def spent(self) -> bool:
         """Whether it took longer than it may: then the site contributes what one without records does."""
 
-    @property
-    def unprepared(self) -> bool:
-        """Whether there was once nothing to compute them: whose records then counted as zeros, without noise would be seen."""
-
     def encode(self, encode: Encode | None) -> Encode | None:
         """The study's program, held to the round's time."""
 
@@ -270,9 +266,8 @@ def contribute(
     fault: Exception
     try:
         part = compute_sum(plan, _read(load), broadcast, place, faults.append)
-        there = place.elsewhere
-        if there is not None and (there.spent or (there.unprepared and plan.task.study.privacy.noise == "none")):
-            raise Misuse("What computes networks took longer than it may, or cannot be had.")
+        if place.elsewhere is not None and place.elsewhere.spent:
+            raise Misuse("What computes networks took longer than it may.")
         return part._replace(fault=faults[0] if faults else None)
     except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
         fault = error
