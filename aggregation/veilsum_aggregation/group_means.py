@@ -137,9 +137,6 @@ def _exact_variance(n: float, value: float, of_fourth: float) -> Figure:
 MANY = 200
 """Records from which on what is exact has the interval that noised sums have: a chi-squared one is the same by then."""
 
-HIDDEN = 1e-12
-"""A variance in [0, 1] that rounding may be, of a difference of squares."""
-
 LEAST_VARIANCE = 1e-3
 """The variance to assume of a number in [-1, 1] where noise leaves none; without noise the estimate stands."""
 
@@ -192,7 +189,7 @@ def equal_means(groups: list[NumberSums]) -> Test | NotEstimable:
 
 def _welch(n: Floats, means: Floats, variances: Floats, left_out: tuple[int, ...]) -> Test | NotEstimable:
     """Welch's test of groups of n records, n at least 2, by F; ``variances`` have the divisor n."""
-    flat = variances <= HIDDEN
+    flat = variances <= ALIKE
     of_means = np.where(flat, 0.0, variances / (n - 1.0))
     if np.count_nonzero(flat) > 1:
         return NotEstimable("two groups or more do not vary")
