@@ -25,6 +25,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.identity import Authority, Role
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.kit import make_kit
+from veilsum_node.identity.tls import TRANSPORT_FOLDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment" / "troubleshooting.md"
 SHOWN = dict(re.findall(r"<!-- fault: ([a-z ]+) -->\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
@@ -78,11 +79,12 @@ class Desk:
         return done.stdout + done.stderr
 
     def certify(self, days: int, ago: int) -> None:
-        """Have the authority sign this site's request, some days ago."""
+        """Have the authority sign this site's requests, some days ago."""
         authority = Authority.load(self.federation.kit.authority, lambda: int(time.time()) - 86_400 * ago)
-        request = read_file(self.place / "identity" / "request.csr", "request")
-        certificate = authority.sign(request, role=Role.PARTICIPANT, name="a", days=days)
-        (self.place / "identity" / "certificate.pem").write_bytes(certificate)
+        identity = self.place / "identity"
+        for folder, role in ((identity, Role.PARTICIPANT), (identity / TRANSPORT_FOLDER, Role.TRANSPORT)):
+            request = read_file(folder / "request.csr", "request")
+            (folder / "certificate.pem").write_bytes(authority.sign(request, role=role, name="a", days=days))
 
 
 def wrong_port(desk: Desk) -> str:

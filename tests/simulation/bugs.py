@@ -234,7 +234,7 @@ def _mark_ignored(stack: ExitStack) -> None:
 
 def _mirror_not_settled(stack: ExitStack) -> None:
     """A restored site reads what the mirror shows, and charges nothing."""
-    _set(stack, core, "settle", lambda *_: [])
+    _set(stack, recovery, "settle", lambda *_: [])
 
 
 BUGS: dict[str, Plant] = {

@@ -176,7 +176,7 @@ def test_every_registered_task_is_audited() -> None:
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_ours_passes_at_its_worst(path: Path) -> None:
     found = audit(releases(path, worst_worlds(path), SeededRandom(1)), path.booked)
-    assert path.booked == pytest.approx(MU, rel=1e-4)
+    assert path.booked == pytest.approx(MU * path.plan.declaration.grid / GRID, rel=1e-4)  # some tables' grid is a little less
     assert not found.flagged
     assert found.lower > 0.75 * MU, "the audit must come near what was booked, or it shows nothing"
 

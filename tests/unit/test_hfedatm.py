@@ -254,7 +254,8 @@ def test_checkpoints_hold_merged_models() -> None:
 @pytest.mark.system
 def test_the_encrypted_study_is_the_plain_one(tmp_path: Path) -> None:
     sites = records(sites=("a", "b", "c", "d"))
-    bed = make_bed(tmp_path, {name: (own.features, own.labels) for name, own in sites.items()})
+    data = {name: (own.features, own.labels) for name, own in sites.items()}
+    bed = make_bed(tmp_path, data, disclosures=("joint", "per-site"))  # as training without noise asks for
     parameters = {"model": LINEAR, "rounds": 1, "stations": {"n": ["a", "c"], "s": ["b", "d"]}}
     request = make_request(schema_of(WIDTH, K, max_records=60), "hfedatm", None, min_cohort=2)
     study = bed.compile(request.model_copy(update={"parameters": parameters}))
