@@ -37,9 +37,9 @@ SHORTEST, LONGEST = 1.25, 5.0
 """C in units of sqrt p, the root mean square of the whitened terms, lies between these. A shortened record weighs less, which
 matters where hazards are not proportional: the fit is then of other weights than Cox's."""
 
-LEAST_EVENTS = 4.0
+LEAST_EVENTS = 3.0
 """Events, in units of the noise on the sum of their scores over all pieces of time, below which the hazards do not settle: of
-twelve strata at 2.4 the ratio of a number was a standard error off."""
+twelve strata at 2 the ratio of a number was a standard error off."""
 
 FEW_EVENTS = NotEstimable(
     "the events are too few against the noise in the hazards", "fewer strata, more records, or more epsilon"

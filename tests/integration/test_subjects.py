@@ -23,7 +23,7 @@ def bed_with_people(directory: Path) -> TestBed:
     for site in bed.sites.values():
         path = site.config.datasets[DATASET].path
         np.savez(path, X=features, y=labels.astype(str), patient=np.tile([f"p{i}" for i in range(PEOPLE)], VISITS))
-        datasets = {DATASET: DatasetConfig(path=path, subject="patient")}
+        datasets = {DATASET: DatasetConfig(path=path, subject="patient", most_records=PEOPLE * VISITS)}
         site.config = site.config.model_copy(update={"datasets": datasets})
     return bed
 

@@ -444,7 +444,7 @@ def test_errors_are_those_of_the_events_whatever_the_last_points_hazards_were(ti
     fit = HazardFit(HazardModel(np.eye(1), np.zeros(1), baseline, at, float(died.sum())), (release,))
     assert fit.coefficients[1] == pytest.approx(gamma)
     assert fit.covariances[1][1, 1] == pytest.approx((1.0 / died).sum(), rel=1e-3)
-    for noise, told in ((died.sum() / 4.1, True), (died.sum() / 3.9, False)):
+    for noise, told in ((died.sum() / 3.1, True), (died.sum() / 2.9, False)):
         noised = replace(fit, releases=(replace(release, hazard_std=noise),))
         assert (noised.drowned is None) == told
 

@@ -417,7 +417,7 @@ def test_an_analyst_in_the_directory_is_known_by_key(world: World) -> None:
     """A certificate of an accepted analyst's name is not enough: a compromised authority could sign one."""
     world.sign()
     world.confirm("north")
-    site = open_site(world.config("north"), clock=lambda: world.time)
+    site = open_site(world.config("north", analysts=("analyst", "bob")), clock=lambda: world.time)
     try:
         real = load_credentials(world.kit.analyst.identity, NOW)
         party = prepare(world.directory / "false", "analyst", Role.ANALYST)
