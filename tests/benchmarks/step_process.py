@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the participant's command does before numpy is loaded
+
 import numpy as np
 
 WAITING = ("acquire", "poll", "channel_spin", "sleep", "Thread.run", "next_event", "_blocking")

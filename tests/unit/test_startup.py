@@ -99,3 +99,26 @@ def test_no_plugin_that_is_installed_beside_it_sees_what_is_read(tmp_path: Path)
     for code, expected in ((PLAN, False), (model, True)):
         subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=where, capture_output=True)
         assert (tmp_path / "spy.py.seen").exists() is expected
+
+
+PRODUCTS = """
+import sys
+from threadpoolctl import threadpool_info
+from veilsum_participant.session import serving
+assert "numpy" not in sys.modules
+def begin(config):
+    import numpy
+    print([item["num_threads"] for item in threadpool_info() if item["user_api"] == "blas"])
+serving.begin = begin
+from veilsum_participant.cli import main
+main(["participant", "start"])
+"""
+
+
+@pytest.mark.parametrize("stated", [None, "2"])
+def test_a_participant_makes_products_on_one_thread_unless_told_otherwise(stated: str | None) -> None:
+    """They are made in small parts; more threads wait for each other, and take twice the processor."""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    environment |= {} if stated is None else {"OPENBLAS_NUM_THREADS": stated}
+    done = subprocess.run([sys.executable, "-c", PRODUCTS], check=True, capture_output=True, text=True, env=environment)
+    assert json.loads(done.stdout) == [min(int(stated or 1), os.cpu_count() or 1)]

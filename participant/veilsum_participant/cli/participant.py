@@ -6,6 +6,7 @@ How the ``participant`` commands show studies that wait for the operator's word.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,6 @@ from veilsum_node.process.consoles import add_console
 from veilsum_node.process.parties import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_node.process.starters import EXAMPLE_ADDRESS
 from veilsum_participant.cli.directory import app as directory_app
-from veilsum_privacy.accounting.prices import delta_warning
 from veilsum_privacy.backup.commands import add_operations, show_checks
 from veilsum_privacy.dossier.figures import cost, plain
 
@@ -93,6 +93,7 @@ def transport_key(config: ConfigOption = CONFIG, as_json: JsonOption = False) ->
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # products are made in small parts, over which threads mostly wait
     from veilsum_participant.session.serving import begin
 
     begin(config)
@@ -435,6 +436,8 @@ def _subject(
 
 def waiting_fields(item: Waiting) -> dict[str, Any]:
     """A waiting study, with what it costs here, as plain values."""
+    from veilsum_privacy.accounting.prices import delta_warning
+
     study, privacy = item.study, item.study.privacy
     reasons = () if item.obstacle is None else item.obstacle.reasons
     return {
