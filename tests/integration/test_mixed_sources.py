@@ -27,7 +27,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
 
 SITES = ("csv", "files", "omop")
-PERSONS = 40
+PERSONS, MOST = 40, 1000
 NAMES = ("person_id", "kind", "value", "age")
 
 
@@ -40,7 +40,7 @@ def one_process(directory: Path, schema: DatasetSchema, records: dict[str, list[
         columns = {column: [row[column] for row in records[name]] for column in NAMES}
         values = np.array([np.nan if value is None else value for value in columns["value"]])
         np.savez(path, kind=columns["kind"], value=values, age=columns["age"], who=columns["person_id"])
-        datasets = {DATASET: DatasetConfig(path=path, subject="who")}
+        datasets = {DATASET: DatasetConfig(path=path, subject="who", most_records=MOST)}
         site.config = site.config.model_copy(update={"datasets": datasets})
     local = bed.local
     key = local.submit(bed.compile(request(schema)), bed.analyst)
@@ -61,9 +61,9 @@ def offer(processes: Processes, name: str, dataset: str, files: str = "") -> Non
     """Put a dataset in place of the npz file that the site was set up with."""
     path = processes.directory(name) / "participant.toml"
     text = path.read_text()
-    before, given, after = text.partition('path = "records.npz"\n')
+    before, given, after = text.partition('path = "records.npz"\nmost_records = 1\n')
     assert given
-    path.write_text(f"{before}{dataset}{files}{after}")
+    path.write_text(f"{before}most_records = {MOST}\n{dataset}{files}{after}")
 
 
 def lay_out(processes: Processes, records: dict[str, list[Row]], recipe: Path, url: str) -> None:
