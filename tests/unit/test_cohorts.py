@@ -70,6 +70,7 @@ def test_a_cohort_is_kept_with_its_weights_to_the_bit() -> None:
     assert _load(_dump(EARLIER, weights)) == (EARLIER, weights)
     assert _load(_dump(EARLIER)) == (EARLIER, None)
     assert _load(json.dumps(EARLIER)) == (EARLIER, None), "as earlier versions kept it"
+    assert _load(json.dumps({"": 1000, **EARLIER})) == (EARLIER, None), "as commits between versions kept it"
     members, unknown = _load(_dump(EARLIER, dict.fromkeys(EARLIER, math.nan)))
     assert members == EARLIER
     assert unknown is not None

@@ -420,17 +420,9 @@ def test_a_step_of_the_shape_alone_is_exact_however_far_it_goes(apart: float) ->
     assert np.abs(at + linear - best).max() > 0.02  # which a step by the slope alone does not find
 
 
-@pytest.mark.parametrize("times", [0.5, 1.0, 2.5])
-def test_errors_are_those_of_the_events_whatever_the_last_points_hazards_were(times: float) -> None:
-    """One piece of time and two groups: 1 / d_1 + 1 / d_0 (Breslow and Day 1987), of hazards so many times the solution's."""
-    followed, died = np.array([700.0, 25.0]), np.array([140.0, 9.0])
-    shares = died / died.sum()
-    x = np.array([-shares[1], shares[0]])  # orthogonal to the baseline at the solution
-    gamma = math.log(died[1] / followed[1] * followed[0] / died[0])
-    rates, level = died * times, math.log(times * float(died.sum() / (followed @ np.exp(x * gamma))))
-    baseline = Baseline(np.array([0.0, 1.0]), np.zeros(1), np.ones((1, 1)), died.sum(keepdims=True), np.zeros(1), 1)
-    at = np.array([level, gamma])
-    release = HazardRelease(
+def exact_release(at: np.ndarray, x: np.ndarray, died: np.ndarray, rates: np.ndarray) -> HazardRelease:
+    """What a step at ``at`` releases without noise of one piece of time and two groups: their events, and those expected."""
+    return HazardRelease(
         at=at,
         hazards=np.array([(died - rates).sum()]),
         score=np.array([x @ (died - rates)]),
@@ -441,6 +433,19 @@ def test_errors_are_those_of_the_events_whatever_the_last_points_hazards_were(ti
         cross_std=0.0,
         information_std=0.0,
     )
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.5])
+def test_errors_are_those_of_the_events_whatever_the_last_points_hazards_were(times: float) -> None:
+    """One piece of time and two groups: 1 / d_1 + 1 / d_0 (Breslow and Day 1987), of hazards so many times the solution's."""
+    followed, died = np.array([700.0, 25.0]), np.array([140.0, 9.0])
+    shares = died / died.sum()
+    x = np.array([-shares[1], shares[0]])  # orthogonal to the baseline at the solution
+    gamma = math.log(died[1] / followed[1] * followed[0] / died[0])
+    rates, level = died * times, math.log(times * float(died.sum() / (followed @ np.exp(x * gamma))))
+    baseline = Baseline(np.array([0.0, 1.0]), np.zeros(1), np.ones((1, 1)), died.sum(keepdims=True), np.zeros(1), 1)
+    at = np.array([level, gamma])
+    release = exact_release(at, x, died, rates)
     fit = HazardFit(HazardModel(np.eye(1), np.zeros(1), baseline, at, float(died.sum())), (release,))
     assert fit.coefficients[1] == pytest.approx(gamma)
     assert fit.covariances[1][1, 1] == pytest.approx((1.0 / died).sum(), rel=1e-3)
@@ -462,17 +467,7 @@ def test_a_step_of_a_rare_level_is_solved_in_its_cells(apart: float) -> None:
     )  # fmt: skip
     at = np.array([level + (rates[1] / rates.sum()) * (exact + apart), exact + apart])
     model = HazardModel(np.eye(1), np.array([rates[1] / rates.sum()]), baseline, at, float(died.sum()))
-    release = HazardRelease(
-        at=at,
-        hazards=np.array([(died - rates).sum()]),
-        score=np.array([x @ (died - rates)]),
-        cross=np.array([[x @ rates]]),
-        information=np.array([[x**2 @ rates]]),
-        hazard_std=0.0,
-        score_std=0.0,
-        cross_std=0.0,
-        information_std=0.0,
-    )
+    release = exact_release(at, x, died, rates)
     cells = Cells("poisson", np.array([[1000.0, 40.0], [40.0, 40.0]]), ((1,),))
     weights, fit = np.array([0.0, 1.0]), HazardFit(model, (release,), cells=cells)
     found = fit.figure(weights, 1e-12, 0.1)

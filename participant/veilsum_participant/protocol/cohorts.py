@@ -278,6 +278,6 @@ def _dump(members: Cohort, weights: Weights | None = None) -> str:
 
 
 def _load(text: str) -> tuple[Cohort, Weights | None]:
-    kept = json.loads(text)
+    kept = {name: item for name, item in json.loads(text).items() if name}  # commits after 0.2.0 kept a number by none
     weights = {name: float.fromhex(item[1]) for name, item in kept.items() if not isinstance(item, str)}
     return {name: item if isinstance(item, str) else item[0] for name, item in kept.items()}, weights or None
