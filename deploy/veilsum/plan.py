@@ -27,7 +27,8 @@ from veilsum.privacy_loss import ParticipantLoss, affordable, epsilon_alone, fin
 from veilsum.quantisation import ROUNDING
 from veilsum.typical import guess_levels
 from veilsum_privacy.accounting.accountant import epsilon_of
-from veilsum_privacy.accounting.prices import declared_event, delta_warning, study_rule
+from veilsum_privacy.accounting.deltas import delta_warning
+from veilsum_privacy.accounting.prices import declared_event, study_rule
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study

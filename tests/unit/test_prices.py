@@ -12,8 +12,9 @@ import pytest
 from support.neighbours import SETTINGS
 from veilsum_node.errors import Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
+from veilsum_privacy.accounting.deltas import delta_warning
 from veilsum_privacy.accounting.figures import rdp_epsilon
-from veilsum_privacy.accounting.prices import declared_event, delta_warning, study_epsilon
+from veilsum_privacy.accounting.prices import declared_event, study_epsilon
 from veilsum_privacy.study.study import NoiseKind, Study
 
 DELTA = 1e-5

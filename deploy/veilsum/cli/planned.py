@@ -170,7 +170,7 @@ def _row(item: Forecast) -> dict[str, object]:
 
 def _conclusions(plan: StudyPlan) -> list[str]:
     from veilsum.plan import NOTHING_SHARE, WEAK_SHARE, Outlook, Verdict
-    from veilsum_privacy.accounting.prices import delta_warning
+    from veilsum_privacy.accounting.deltas import delta_warning
 
     if plan.verdict is Verdict.EXACT:
         return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]

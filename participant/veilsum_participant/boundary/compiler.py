@@ -110,7 +110,7 @@ class WordsSaid(Message):
 
 
 class FollowedSaid(Message):
-    """A model that is followed: what is kept of it, its task, steps taken; and, of LOOK, what is broadcast next."""
+    """Of LOOK, what is broadcast next; else the model's task and steps taken, after BEGIN and STEP with what is kept of it."""
 
     state: bytes = octets(1, MOST)
     label: str = text(2, LABEL)
@@ -209,26 +209,24 @@ class TrainOnNone(Inquiry[TrainingSaid]):
 
 
 class AskFollowed(Inquiry[FollowedSaid]):
-    """Go on with the model of a study that declares its steps.
+    """Go on with the model of a study that declares its steps: the one that was taken last, as far as it came since.
 
     Attributes:
-        state: the model, in safetensors; empty before the first release.
-        move: one of :data:`LOOK`, :data:`BEGIN` and :data:`STEP`.
+        move: one of :data:`TAKE`, :data:`LOOK`, :data:`BEGIN` and :data:`STEP`.
+        data: of TAKE, the model in safetensors, empty before the first release; of BEGIN, the first broadcast of the model;
+            of STEP, the released sum, int64.
         label: of the task that broadcasts next, or whose release it is.
-        first: of BEGIN, the first broadcast of the model.
-        values, cohort: of STEP, the released sum, int64, and of how many members.
+        cohort: of STEP, of how many members the sum is.
     """
 
-    code, answer, most, most_answered, seconds = 10, FollowedSaid, 2 * MOST, 2 * MOST, TRACING
-    state: bytes = octets(1, MOST)
-    move: int = number(2, 2)
+    code, answer, most, most_answered, seconds = 10, FollowedSaid, MOST + SMALL, 2 * MOST, TRACING
+    move: int = number(1, 3)
+    data: bytes = octets(2, MOST)
     label: str = text(3, LABEL)
-    first: bytes = octets(4, MAX_OBJECT_BYTES)
-    values: bytes = octets(5, MAX_OBJECT_BYTES)
-    cohort: int = number(6, 4096)
+    cohort: int = number(4, 4096)
 
 
-LOOK, BEGIN, STEP = 0, 1, 2
+TAKE, LOOK, BEGIN, STEP = 0, 1, 2, 3
 
 
 class AskWords(Inquiry[WordsSaid]):

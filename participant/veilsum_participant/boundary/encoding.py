@@ -128,15 +128,16 @@ class Message:
             rule.check(f"{type(self).__name__}.{name}", getattr(self, name))
 
     def to_bytes(self) -> bytes:
-        """The message's bytes, without what is in :attr:`memory`.
+        """The message's bytes, without what is in :attr:`memory`; raises HostileInput where a field breaks its bounds: whoever
+        sends knows them too."""
+        return b"".join(self.to_pieces())
 
-        Raises:
-            HostileInput: a field breaks its bounds: whoever sends knows them too.
-        """
+    def to_pieces(self) -> list[bytes | memoryview]:
+        """The same in pieces, of which large ones are the fields' own."""
         self.check()
         parts: list[bytes | memoryview] = []
         _say(self, parts)
-        return b"".join(parts)
+        return parts
 
     @property
     def memory(self) -> Sealed | None:

@@ -66,11 +66,9 @@ class SealedMemory:
             OSError: there is none.
         """
         made = cls(os.memfd_create("veilsum", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), 0)
-        for part in parts:
-            left = memoryview(part).cast("B")
-            while left:
-                left = left[os.write(made.descriptor, left) :]
-                made.size = os.lseek(made.descriptor, 0, os.SEEK_CUR)
+        with os.fdopen(made.descriptor, "wb", closefd=False) as file:
+            file.writelines(parts)  # large ones from where they are
+            made.size = file.tell()
         fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return made
 
@@ -156,14 +154,15 @@ class FramedSocket:
             BrokenError: the other side is gone, or takes nothing.
             HostileInput: the message breaks its bounds; nothing was sent.
         """
-        data, beside = message.to_bytes(), message.memory
-        body = SealedMemory.of(data) if len(data) > INLINE else None
-        header = _HEADER.pack(_MAGIC[body is not None, beside is not None], code, call, len(data))
+        parts, beside = message.to_pieces(), message.memory
+        size = sum(map(len, parts))
+        body = SealedMemory.of(*parts) if size > INLINE else None
+        header = _HEADER.pack(_MAGIC[body is not None, beside is not None], code, call, size)
         passed = [item.descriptor for item in (body, beside) if isinstance(item, SealedMemory)]
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(map(_FD.pack, passed)))] if passed else []
         try:
             with self._sending:
-                self._socket.sendmsg([header, data if body is None else b""], rights, socket.MSG_NOSIGNAL)
+                self._socket.sendmsg([header, b"".join(parts) if body is None else b""], rights, socket.MSG_NOSIGNAL)
         except OSError as error:
             raise BrokenError(f"The other side takes nothing: {type(error).__name__}.") from error
         finally:

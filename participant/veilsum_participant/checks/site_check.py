@@ -46,7 +46,7 @@ from veilsum_participant.settings.roles import UNCONFINED, confinement_faults
 from veilsum_participant.settings.telling import former_tasks, lacking_tasks, unbounded_datasets
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
-from veilsum_privacy.accounting.prices import delta_warning
+from veilsum_privacy.accounting.deltas import delta_warning
 from veilsum_privacy.backup.restored import read_mark
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.ledger import Budget, Headroom, LedgerReader, Mechanism

@@ -436,7 +436,7 @@ def _subject(
 
 def waiting_fields(item: Waiting) -> dict[str, Any]:
     """A waiting study, with what it costs here, as plain values."""
-    from veilsum_privacy.accounting.prices import delta_warning
+    from veilsum_privacy.accounting.deltas import delta_warning
 
     study, privacy = item.study, item.study.privacy
     reasons = () if item.obstacle is None else item.obstacle.reasons

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from veilsum_node.identity.certificate import moment
 from veilsum_node.phrases import counted, listed
-from veilsum_privacy.accounting.prices import delta_warning
+from veilsum_privacy.accounting.deltas import delta_warning
 from veilsum_privacy.dossier.figures import cost, meaning
 from veilsum_privacy.study.study import STATEMENTS, Study
 

@@ -24,6 +24,7 @@ from veilsum_participant.boundary.compiler import (
     BEGIN,
     LOOK,
     STEP,
+    TAKE,
     AnswerTraining,
     AskDerived,
     AskFollowed,
@@ -71,6 +72,8 @@ class Compiling(Kept):
         self._study = study
         self._said: tuple[TaskSaid, ...] | None = None
         self._meant: Mapping[str, Floats] | None = None
+        self._followed: FollowedSaid | None = None
+        self._shown: dict[str, FollowedSaid] = {}
 
     def said(self, index: int) -> TaskSaid:
         """What was said of a task by its place in the study.
@@ -105,6 +108,12 @@ class Compiling(Kept):
                 self.end()
                 raise Misuse("What traces the study's tasks ended.") from error
 
+    def follow(self, state: bytes, move: AskFollowed | None = None) -> FollowedSaid:
+        """The model of this state, and what a move makes of it; raises what :meth:`ask` does. It crosses unless the compiler
+        came to it by itself."""
+        with self.lock:
+            return self._twice(lambda: self._moved(state, move))
+
     def asked(self, study: bytes) -> Mapping[str, str]:
         """What a study asks, each fact by its name."""
         return {fact.name: printable(fact.told) for fact in self.ask(AskWords(study)).facts}
@@ -126,11 +135,26 @@ class Compiling(Kept):
     def _begin(self) -> None:
         if self.begin() is None:
             return
-        self._meant = None
+        self._meant = self._followed = None
         tasks = self._told(TakeStudy(self._study)).tasks
         if self._said is not None and tasks != self._said:
             raise BrokenError("A study's tasks are not what they were said to be.")
         self._said = tasks
+
+    def _moved(self, state: bytes, move: AskFollowed | None) -> FollowedSaid:
+        if (found := self._followed) is None or found.state != state:
+            self._followed, self._shown = None, {}
+            said = self._told(AskFollowed(TAKE, state))
+            self._followed = found = FollowedSaid(state, said.label, said.taken)
+        if move is None:
+            return found
+        if move.move == LOOK:
+            if move.label not in self._shown:
+                self._shown[move.label] = self._told(move)
+            return self._shown[move.label]
+        self._followed, self._shown = None, {}  # if it fails, nobody knows how far it came
+        self._followed = found = self._told(move)
+        return found
 
     def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None) -> _R:
         if broadcast is not None and not _same(broadcast, self._meant):
@@ -179,28 +203,28 @@ class CompiledModel:
 
     def __init__(self, compiler: Callable[[], Compiling], kept: bytes) -> None:
         self._compiler, self._state = compiler, kept
-        said = self._ask(LOOK)
-        self.label, self.taken = said.label, said.taken
+        found = compiler().follow(kept)
+        self.label, self.taken = found.label, found.taken
 
     def broadcast(self, label: str) -> Pieces:
         """See :class:`veilsum_privacy.computation.following.Following`."""
-        return (self._ask(LOOK, label).broadcast,)
+        return (self._compiler().follow(self._state, AskFollowed(LOOK, label=label)).broadcast,)
 
     def begin_with(self, broadcast: bytes) -> None:
         """See :class:`veilsum_privacy.computation.following.Following`."""
-        self._state = self._ask(BEGIN, first=broadcast).state
+        self._move(AskFollowed(BEGIN, broadcast))
 
     def take(self, label: str, values: Integers, cohort: int) -> None:
         """See :class:`veilsum_privacy.computation.following.Following`."""
-        said = self._ask(STEP, label, values=np.ascontiguousarray(values, dtype=np.int64).tobytes(), cohort=cohort)
-        self._state, self.taken = said.state, said.taken
+        self._move(AskFollowed(STEP, np.ascontiguousarray(values, dtype=np.int64).tobytes(), label, cohort))
 
     def to_pieces(self) -> Pieces:
         """See :class:`veilsum_privacy.computation.following.Following`."""
         return (self._state,)
 
-    def _ask(self, move: int, label: str = "", first: bytes = b"", values: bytes = b"", cohort: int = 0) -> FollowedSaid:
-        return self._compiler().ask(AskFollowed(self._state, move, label, first, values, cohort))
+    def _move(self, move: AskFollowed) -> None:
+        found = self._compiler().follow(self._state, move)
+        self._state, self.taken = found.state, found.taken
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from veilsum_node.errors import HostileInput, Misuse, VeilsumError
 from veilsum_participant.boundary.compiler import (
     ADVICE,
     BEGIN,
-    STEP,
+    LOOK,
+    TAKE,
     WORDS,
     AnswerTraining,
     AskDerived,
@@ -48,7 +49,7 @@ from veilsum_privacy.mechanism.steps import StepNoise
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import parse_study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
-from veilsum_privacy.tasks.followed import followed_model
+from veilsum_privacy.tasks.followed import FollowedModel, followed_model
 from veilsum_privacy.training import weights
 
 LOG = logging.getLogger("veilsum.participant")
@@ -62,6 +63,7 @@ class Compiler:
         self._tried = Tried()
         self._broadcast: Mapping[str, Floats] = {}
         self._training: Training | None = None
+        self._model: FollowedModel | None = None
 
     def answer(self, request: Inquiry[Message]) -> Message:
         """Answer a request.
@@ -100,7 +102,7 @@ class Compiler:
 
     def _take(self, data: bytes) -> StudySaid:
         self._study = study = AgreedStudy.parse(data)
-        self._broadcast, self._training = {}, None
+        self._broadcast, self._training, self._model = {}, None, None
         said = []
         for declaration in study.study.tasks:
             try:
@@ -125,15 +127,20 @@ class Compiler:
     def _follow(self, request: AskFollowed) -> FollowedSaid:
         if self._study is None:
             raise Misuse("The compiler has no study yet.")
-        model = followed_model(self._study, request.state)
+        model = followed_model(self._study, request.data) if request.move == TAKE else self._model
         if model is None:
-            raise Misuse("The study declares no steps.")
+            raise Misuse("The study declares no steps, or no model of it was taken.")
+        if request.move == LOOK:
+            return FollowedSaid(broadcast=b"".join(model.broadcast(request.label)))
+        if request.move == TAKE:
+            self._model = model
+            return FollowedSaid(label=model.label, taken=model.taken)
+        self._model = None  # until the move is done
         if request.move == BEGIN:
-            model.begin_with(request.first)
-        elif request.move == STEP:
-            model.take(request.label, np.frombuffer(request.values, np.int64), request.cohort)
-        elif request.label:
-            return FollowedSaid(label=model.label, taken=model.taken, broadcast=b"".join(model.broadcast(request.label)))
+            model.begin_with(request.data)
+        else:
+            model.take(request.label, np.frombuffer(request.data, np.int64), request.cohort)
+        self._model = model
         return FollowedSaid(b"".join(model.to_pieces()), model.label, model.taken)
 
     def _train(self, request: BeginTraining | AnswerTraining) -> TrainingSaid:

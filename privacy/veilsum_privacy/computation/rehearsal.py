@@ -107,7 +107,7 @@ def rehearse(
         again: of a task that was tried on all made-up records before, with arrays of these names and shapes: those of
             :func:`few_records`. It is computed on them for what depends on the values of the broadcast, without noise in
             training; on no record where there are more than :data:`SMALL` values, each of which would cost as much as the
-            round's own.
+            round's own. A task that is a graph is traced, and no more.
         graphs: where the round's graph is kept once it was traced.
         evaluations: of the task, which keep the graph ready for the round's records; None to make them for this alone.
 
@@ -118,8 +118,7 @@ def rehearse(
         HostileInput: it fails. No record had a part in that.
         Misuse: its noise or its encoding cannot be planned.
     """
-    traced = again is not None and _is_traced(agreed.task, broadcast or {})
-    tried, label = agreed if traced else _shortened(agreed), agreed.label  # of no record no sample is drawn
+    tried, label = _shortened(agreed), agreed.label
     tried, arrays = made_up_broadcast(tried) if broadcast is None else (tried, broadcast)
     if broadcast is None and arrays:
         graphs = None  # what was made up may be of another study, which names it by its digest
@@ -131,11 +130,14 @@ def rehearse(
     try:
         if again is None:
             _try_purity(plan, arrays)
-        if _is_traced(task, arrays):
-            given = [none]  # it is traced, and nothing that a record holds makes a graph fail
+        if _is_traced(task, arrays):  # and nothing that a record holds makes a graph fail
+            if again is not None:
+                (evaluations or Evaluations(graphs, agreed)).graph(agreed, own_rows(agreed, arrays, 0), SitePlace().given)
+                return arrays
+            given = [none]
+        kept_ready = Evaluations(graphs, agreed)
         for number in copies if tried.source else copies[:1]:
             steps = Steps if again is None else _Quiet
-            kept_ready = evaluations if traced and evaluations is not None else Evaluations(graphs, agreed)
             place = SitePlace(0, made_up_statistics(tried, number), steps=steps, evaluations=kept_ready)
             for records in given:
                 with np.errstate(all="ignore"):
