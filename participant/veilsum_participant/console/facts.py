@@ -7,14 +7,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
+from veilsum_node.canonical import canonical
 from veilsum_node.config import did_you_mean
 from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Misuse
@@ -38,11 +39,14 @@ from veilsum_privacy.dossier import StudyLabel, describe, proven, unproven
 from veilsum_privacy.dossier.figures import cost, meaning, moment, of_hundred, remaining
 from veilsum_privacy.dossier.ledgers import Checked, check, entry_fields, open_source, readable_entries, spending_fields
 from veilsum_privacy.ledger import Kind, LedgerReader, Mechanism
+from veilsum_privacy.ledger.reader import rows_of
+from veilsum_privacy.ledger.rows import read_row
 from veilsum_privacy.ledger.statements import declared_mechanisms
+from veilsum_privacy.ledger.tables import ledger_table
 from veilsum_privacy.study.study import Study, parse_study
 
-MOST_ROWS = 100
-"""Entries on one page of the ledger."""
+MOST_ROWS, MOST_READ = 100, 2000
+"""Entries on one page of the ledger; and those that are read for it at most, whatever is searched for."""
 
 KEPT_SECONDS = 3600
 """How long what verification found is shown of a ledger with the same head."""
@@ -229,20 +233,12 @@ def ledger_page(config: ParticipantConfig, query: dict[str, str]) -> dict[str, A
     """
     asked = {name: query.get(name, "").strip() for name in ("kind", "population", "study", "text", "since", "until", "before")}
     labels = study_labels(config.state)
-    now, before = int(time.time()), asked["before"]
-    with open_source(config.state) as opened:
-        entries = opened.entries(
-            kind=Kind(asked["kind"]) if asked["kind"] in set(Kind) else None,
-            population=asked["population"] or None,
-            since=read_time(asked["since"], now) if asked["since"] else None,
-            until=read_time(asked["until"], now, end=True) if asked["until"] else None,
-        )
+    with open_source(config.state) as opened, opened.database.reading() as connection:
+        entries = [read_row(row) for row in rows_of(connection, _searched(asked, labels))]
         populations = opened.populations()
         head = opened.head().hex()
     rows = []
-    for entry in reversed(entries):
-        if before.isdecimal() and entry.seq >= int(before[:18]):
-            continue
+    for entry in entries:
         fields = entry_fields(entry)
         name = _study_name(fields, labels)
         if asked["study"] and not (name == asked["study"] or (fields["study"] or "").startswith(asked["study"].lower())):
@@ -253,7 +249,8 @@ def ledger_page(config: ParticipantConfig, query: dict[str, str]) -> dict[str, A
         rows.append(row | {"entry": fields})
         if len(rows) > MOST_ROWS:
             break
-    more = rows[MOST_ROWS - 1]["no."] if len(rows) > MOST_ROWS else None
+    more = entries[-1].seq if len(entries) == MOST_READ else None
+    more = rows[MOST_ROWS - 1]["no."] if len(rows) > MOST_ROWS else more
     return {
         "rows": rows[:MOST_ROWS],
         "more": more,
@@ -262,6 +259,27 @@ def ledger_page(config: ParticipantConfig, query: dict[str, str]) -> dict[str, A
         "populations": populations,
         "head": head,
     }
+
+
+def _searched(asked: Mapping[str, str], labels: Mapping[bytes, StudyLabel]) -> Select[Any]:
+    """Entries that a search may mean, newest first, as many as a page reads."""
+    column, now, before, study = ledger_table.c, int(time.time()), asked["before"], asked["study"]
+    query = select(ledger_table).order_by(column.seq.desc()).limit(MOST_READ)
+    if asked["kind"] in set(Kind):
+        query = query.where(column.kind == asked["kind"])
+    if asked["population"]:
+        query = query.where(column.population == asked["population"])
+    if asked["since"]:
+        query = query.where(column.time >= read_time(asked["since"], now))
+    if asked["until"]:
+        query = query.where(column.time < read_time(asked["until"], now, end=True))
+    if before.isdecimal():
+        query = query.where(column.seq < int(before[:18]))
+    if study:
+        named = column.study.in_([digest.hex() for digest, label in labels.items() if label.name == study])
+        told = column.detail.contains(canonical(study).decode(), autoescape=True)
+        query = query.where(named | told | column.study.startswith(study.lower(), autoescape=True))
+    return query
 
 
 def _study_name(fields: dict[str, Any], labels: dict[bytes, StudyLabel]) -> str | None:

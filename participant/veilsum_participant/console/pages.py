@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,10 @@ class SitePages:
             try:
                 item = shown_study(site, asked.path["study"])
             except Misuse:
-                if not any(entry.study and entry.study.hex() == asked.path["study"] for entry in site.ledger.entries()):
-                    raise
-                return asked.go(f"/ledger?study={asked.path['study'][:12]}")
+                with suppress(ValueError):
+                    if site.ledger.entries(study=bytes.fromhex(asked.path["study"])):
+                        return asked.go(f"/ledger?study={asked.path['study'][:12]}")
+                raise
         return asked.render("study.html.j2", item=facts.inbox_row(item), words=facts.in_words(item))
 
     def decide(self, asked: PageRequest) -> Response:
