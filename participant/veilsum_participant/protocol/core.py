@@ -105,23 +105,21 @@ class ParticipantCore:
         except HostileInput as error:
             self.without_mirror(channel.coordinator, f"what it shows is malformed: {error}")
             return []
-        entries = self._settled(channel.coordinator, mirrored)
+        entries: list[int] = []
+        with self.site.database.transaction():  # nothing is answered by a site whose state cannot be written
+            pass
+        if mirrored.receipts:
+            from veilsum_participant.protocol.recovery import MirroredReceipt, settle  # of a site that has any to settle
+
+            shown = [
+                MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
+                for item in mirrored.receipts
+            ]
+            entries = settle(self.site, channel.coordinator, shown)
         self.site.mirror_read = True
         if self.site.restored() is not None:
             self.site.lift_trusted()
         return entries
-
-    def _settled(self, coordinator: str, mirrored: says.MirroredObject) -> list[int]:
-        if not mirrored.receipts:
-            with self.site.database.transaction():  # nothing is answered by a site whose state cannot be written
-                return []
-        from veilsum_participant.protocol.recovery import MirroredReceipt, settle  # of a site that has something to settle
-
-        shown = [
-            MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
-            for item in mirrored.receipts
-        ]
-        return settle(self.site, coordinator, shown)
 
     def without_mirror(self, coordinator: str, why: str) -> None:
         """Tell that a coordinator shows no mirror of this site's receipts: an error where a restored site waits for it."""

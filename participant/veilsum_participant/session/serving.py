@@ -30,20 +30,20 @@ class Installed:
         self._first, self._told = self._now(), False
 
     @staticmethod
-    def _now() -> tuple[int, ...]:
-        with contextlib.suppress(OSError):
-            found = os.stat(__file__)
-            return found.st_ino, found.st_size, found.st_mtime_ns
-        return ()
+    def _now() -> tuple[int, int, int]:
+        found = os.stat(__file__)
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def check(self) -> None:
         """Raise Unavailable, and log it once, if it is another one by now."""
-        if self._now() != self._first:
-            fault = Unavailable("Another version was installed while the participant runs.", "Restart the participant.")
-            if not self._told:
-                logging.getLogger("veilsum.participant").error("%s", fault)
-            self._told = True
-            raise fault
+        with contextlib.suppress(OSError):  # an installer has taken it away
+            if self._now() == self._first:
+                return
+        fault = Unavailable("Another version was installed while the participant runs.", "Restart the participant.")
+        if not self._told:
+            logging.getLogger("veilsum.participant").error("%s", fault)
+        self._told = True
+        raise fault
 
     def find_spec(self, name: str, *_: object) -> None:
         """Nothing, or Unavailable."""
