@@ -75,16 +75,19 @@ class Looks:
 
 
 class Kept(Generic[T]):
-    """What takes long to find: found by one at a time, and shown to whoever asks within some seconds."""
+    """What takes long to find: found by one at a time, and shown to whoever asks within some seconds.
+
+    A page that looked anew each time it is asked for would let anyone who may read it take the machine's processor.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: tuple[object, float, T] | None = None
 
-    def of(self, what: object, find: Callable[[], T]) -> T:
-        """What was found of something lately, or is found now."""
+    def of(self, what: object, find: Callable[[], T], seconds: float = KEPT_SECONDS) -> T:
+        """What was found of something in so many seconds, or is found now."""
         with self._lock:
-            if self._found is None or self._found[0] != what or time.monotonic() - self._found[1] >= KEPT_SECONDS:
+            if self._found is None or self._found[0] != what or time.monotonic() - self._found[1] >= seconds:
                 self._found = None
                 self._found = what, time.monotonic(), find()
             return self._found[2]

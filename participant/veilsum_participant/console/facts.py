@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_ready
-from veilsum_node.web.looking import Look, Row
+from veilsum_node.web.looking import Kept, Look, Row
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.checks.labels import study_labels
 from veilsum_participant.cli.budget_changes import read_epsilon
@@ -50,6 +49,9 @@ MOST_ROWS, MOST_READ = 100, 2000
 
 KEPT_SECONDS = 3600
 """How long what verification found is shown of a ledger with the same head."""
+
+Found = tuple[Checked, int]
+"""What verification found, and when, unix seconds."""
 
 MOST_STUDIES = 1000
 """The most further studies that "what if" asks about."""
@@ -316,36 +318,24 @@ def verified(config: ParticipantConfig, export: str | None = None) -> dict[str, 
     }
 
 
-class Verifications:
-    """What verification found last, which is kept while the ledger has that head, an hour at most; one runs at a time.
-
-    A page that verified anew each time it is asked for would let anyone who may read it take the machine's processor.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._kept, self._when = threading.Lock(), (Path(), b"", b""), 0
-        self._found: Checked | None = None
-
-    def of(self, config: ParticipantConfig, opened: LedgerReader, now: int) -> tuple[Checked, int]:
-        """What verification finds, and when it found it, unix seconds; a ledger that does not verify is verified each time."""
-        authority = config.identity / AUTHORITY_FILE
-        with self._lock:
-            about = config.state, authority.read_bytes()
-            with suppress(ValueError, Damage):  # of a head that is none verification says more
-                if self._found and 0 <= now - self._when < KEPT_SECONDS and self._kept == (*about, opened.head()):
-                    return self._found, self._when
-            self._found = None
-            checked = check(opened, authority=load_authority(authority))
-            if checked.verification is not None:
-                self._found, self._kept, self._when = checked, (*about, checked.verification.head), now
-            return checked, now
+def verification_of(config: ParticipantConfig, opened: LedgerReader, now: int, kept: Kept[Found]) -> Found:
+    """What verification finds, and when it found it, unix seconds: what it found last while the ledger has that head, an hour
+    at most; a ledger that does not verify is verified each time."""
+    authority, head = config.identity / AUTHORITY_FILE, b""
+    with suppress(ValueError, Damage):  # of a head that is none verification says more
+        head = opened.head()
+    about = config.state, authority.read_bytes(), head
+    found = kept.of(about, lambda: (check(opened, authority=load_authority(authority)), now), KEPT_SECONDS)
+    if found[0].verification is None:
+        kept.forget()
+    return found
 
 
-def dossier(config: ParticipantConfig, contact: str, verifications: Verifications) -> dict[str, Any]:
+def dossier(config: ParticipantConfig, contact: str, verifications: Kept[Found]) -> dict[str, Any]:
     """The dossier in plain values, as ``veilsum ledger report`` makes it, but for when the ledger was verified."""
     now = int(time.time())
     with open_source(config.state) as opened:
-        checked, when = verifications.of(config, opened, now)
+        checked, when = verification_of(config, opened, now, verifications)
         proof = checked.proof(opened, when)
         entries = readable_entries(opened, proof.entries)
     return describe(

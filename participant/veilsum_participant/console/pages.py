@@ -16,7 +16,7 @@ from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.web.application import HEADERS, RENEWS, Page, PageRequest
 from veilsum_node.web.configuration import setting_rows
-from veilsum_node.web.looking import Looks
+from veilsum_node.web.looking import Kept, Looks
 from veilsum_node.web.people import Right
 from veilsum_participant.cli.budget_changes import change_budget
 from veilsum_participant.console import facts
@@ -39,7 +39,7 @@ class SitePages:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._looks, self._verifications = path, Looks(), facts.Verifications()
+        self._path, self._looks, self._verifications = path, Looks(), Kept[facts.Found]()
 
     def pages(self) -> list[Page]:
         """All pages, as they stand in the navigation."""

@@ -158,7 +158,12 @@ class Membership:
             roster = opened.roster(site)
             try:
                 theirs = self._open(boxes, roster, key, opened.box_key)
-                seeds = self._mix(key, roster, opened.shares, theirs)
+                if not set(theirs) <= set(own := opened.shares):
+                    raise HostileInput("A share of a pair's seed came before this site had drawn its own.")
+                seeds = {
+                    name: pair_seed({site.name: own[name], name: share}, study=key, roster=roster.digest)
+                    for name, share in theirs.items()
+                }
             except HostileInput as error:
                 raise Refusal(RefusalCode.KEYS, error.message) from error
             change_study(connection, key, status=StudyState.READY, seeds=_dump_secrets(seeds))
@@ -213,14 +218,6 @@ class Membership:
         if done.studies or done.vectors:
             self._site.database.scrub()
             LOG.info("%d signed studies and %d kept vectors were erased (retention)", done.studies, done.vectors)
-
-    def _mix(self, key: bytes, roster: Roster, own: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> dict[str, bytes]:
-        if not set(theirs) <= set(own):
-            raise HostileInput("A share of a pair's seed came before this site had drawn its own.")
-        return {
-            name: pair_seed({self._site.name: own[name], name: share}, study=key, roster=roster.digest)
-            for name, share in theirs.items()
-        }
 
     def _open(self, boxes: Sequence[Box], roster: Roster, key: bytes, box_key: BoxKey) -> dict[str, bytes]:
         shares, own = dict[str, bytes](), self._site.name
