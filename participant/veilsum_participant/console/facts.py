@@ -17,14 +17,14 @@ from sqlalchemy import Select, select
 from veilsum_node.canonical import canonical
 from veilsum_node.config import did_you_mean
 from veilsum_node.database_places import open_readonly
-from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, Damage, Misuse
 from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.web.looking import Kept, Look, Row
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.checks.labels import study_labels
+from veilsum_participant.checks.labels import known_study, study_labels
 from veilsum_participant.cli.budget_changes import read_epsilon
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import LedgerPlace, verify_place
@@ -42,7 +42,7 @@ from veilsum_privacy.ledger.reader import rows_of
 from veilsum_privacy.ledger.rows import read_row
 from veilsum_privacy.ledger.statements import declared_mechanisms
 from veilsum_privacy.ledger.tables import ledger_table
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 
 MOST_ROWS, MOST_READ = 100, 2000
 """Entries on one page of the ledger; and those that are read for it at most, whatever is searched for."""
@@ -118,12 +118,8 @@ def _enrolled(config: ParticipantConfig) -> list[tuple[bytes, Study, str, str]]:
     columns = (STUDIES.c.digest, STUDIES.c.study, STUDIES.c.analyst, STUDIES.c.status)
     with open_readonly(config.state) as database, database.reading() as connection:
         rows = connection.execute(select(*columns)).all()
-    found = []
-    for row in rows:
-        try:
-            found.append((bytes(row.digest), parse_study(row.study), str(row.analyst), str(row.status)))
-        except HostileInput:  # of a version that wrote studies in another way
-            continue
+    known = ((bytes(row.digest), known_study(row.study), str(row.analyst), str(row.status)) for row in rows)
+    found = [(digest, study, analyst, status) for digest, study, analyst, status in known if study is not None]
     return sorted(found, key=lambda item: -item[1].created)
 
 
