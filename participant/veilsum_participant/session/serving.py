@@ -30,9 +30,9 @@ class Installed:
         self._first, self._told = self._now(), False
 
     @staticmethod
-    def _now() -> tuple[int, int, int]:
+    def _now() -> tuple[int, int]:
         found = os.stat(__file__)
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return found.st_size, found.st_mtime_ns  # some file systems number a file anew
 
     def check(self) -> None:
         """Raise Unavailable, and log it once, if it is another one by now."""
