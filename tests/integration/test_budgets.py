@@ -25,6 +25,7 @@ from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.protocol import budgets
+from veilsum_participant.protocol.approval import SignedStudy
 from veilsum_participant.protocol.budgets import remaining
 from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -110,7 +111,7 @@ def enrol(bed: TestBed, name: str, study: Study, membership: Membership | None =
     key = study_digest(data)
     signature = bed.analyst.signing_key.sign(Label.STUDY, data)
     found = (membership or Membership(bed.sites[name])).on_study(
-        key, data, signature, bed.analyst.identity.certificate, "coordinator"
+        key, SignedStudy(data, signature, bed.analyst.identity.certificate, "coordinator")
     )
     assert found is not None
     return key

@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from lxml import html
@@ -34,6 +35,7 @@ from veilsum_participant.protocol.decisions import shown_study, waiting_studies
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_privacy.ledger import Kind, LedgerReader, Verification, verify_ledger
 from veilsum_privacy.ledger.export import write_jsonl
+from veilsum_privacy.ledger.rows import read_row
 
 PAGES = [page for page in SitePages(Path("participant.toml")).pages() if page.path != "/logout"]
 FORMS = [page for page in PAGES if page.form]
@@ -565,6 +567,38 @@ def test_the_ledger_is_searched_verified_and_compared(attack: Adversary, tmp_pat
 
     with open_source(export) as copy:
         assert copy.head() == site.ledger.head()
+
+
+def test_a_page_of_the_ledger_reads_so_many_entries_and_the_next_one_goes_on(
+    attack: Adversary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is searched for: that a page reads all is what takes a console's processor."""
+    visitor = Visitor(console_of(attack)).log_in()
+    visitor.decide(attack.key, "approve", "covered by the vote")
+    monkeypatch.setattr("veilsum_participant.console.facts.MOST_READ", 2)
+    read: list[Any] = []
+    monkeypatch.setattr("veilsum_participant.console.facts.read_row", lambda row: read.append(row) or read_row(row))
+
+    def found(**query: str) -> tuple[list[int], int]:
+        """Numbers of all entries that are found page by page, and how many pages there were."""
+        numbers: list[int] = []
+        for count in range(1, 100):
+            read.clear()
+            page = visitor.page("/ledger", **query)
+            assert len(read) <= 2
+            numbers += map(int, page.xpath("//td[@data-label='No.']/text()"))
+            links = page.xpath("//a[text()='Earlier entries']/@href")
+            if not links:
+                return numbers, count
+            query = dict(parse_qsl(urlsplit(links[0]).query))
+        raise AssertionError("no end of pages")
+
+    everything = [entry.seq for entry in entries(attack)][::-1]
+    assert found() == (everything, len(everything) // 2 + 1)
+    (approved,) = (entry.seq for entry in entries(attack, Kind.APPROVAL))
+    assert found(text="covered by") == ([approved], len(everything) // 2 + 1)
+    assert found(study="test-study")[0] == found(study=attack.key.hex()[:8])[0] == [approved]
+    assert found(study="another") == found(study=attack.key.hex()[:8] + "%") == ([], 1)
 
 
 def test_the_dossier_says_on_whose_word(attack: Adversary) -> None:

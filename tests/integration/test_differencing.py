@@ -238,6 +238,22 @@ def test_who_may_not_ask_hears_nothing_of_earlier_cohorts(scene: Scene, change: 
         assert scene.attack.enrol("a").codes == (code,)
 
 
+def test_earlier_cohorts_are_not_enumerated_by_refusals(scene: Scene) -> None:
+    """Whoever may ask hears of so many sets of sites a day, and of any other the same whatever there was."""
+    set_policy(scene.sites["a"], max_budget_answers=3)
+    scene.begin(scene.study())
+    scene.release(ABCD)
+
+    def heard(names: Sequence[str]) -> RefusalCode | str:
+        scene.attack.use(inviting(scene.study(), names))
+        said = scene.attack.enrol("a")
+        return said.refused if said.call == "refuse" else said.call
+
+    assert [heard(names) for names in ("abc", "abd", ABCD)] == [RefusalCode.COHORT_CHANGED] * 2 + ["enrol"]
+    assert [heard(names) for names in ("acd", "acd")] == [RefusalCode.ASKED] * 2
+    assert [heard(names) for names in (ABCD, "abc") * 3] == ["enrol", RefusalCode.COHORT_CHANGED] * 3
+
+
 def test_who_is_not_accepted_hears_nothing_else_of_the_site(scene: Scene) -> None:
     """Neither its policy, nor what it offers, has spent or did before; nor whether its ledger verifies."""
     site = scene.sites["a"]

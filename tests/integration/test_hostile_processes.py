@@ -19,7 +19,17 @@ from support.intruder import ATTEMPTS
 from support.network import PATIENCE, wait_for
 from support.processes import Process, Processes
 from support.taken_over import PREY, TOLD
-from support.victims import Running, as_ordinary_user, folder, give, interpreter, intrude, unconfinable, victim
+from support.victims import (
+    OrdinaryProcess,
+    Running,
+    as_ordinary_user,
+    folder,
+    give,
+    interpreter,
+    intrude,
+    unconfinable,
+    victim,
+)
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.process.confinement import offered
 from veilsum_participant.boundary.framing import pair
@@ -251,17 +261,6 @@ class Invaded(Processes):
             assert told["tried"] == len(ATTEMPTS)
             made[role] = told["made"]
         return made
-
-
-class OrdinaryProcess(Process):
-    """A process of the ordinary user's."""
-
-    def __init__(self, line: list[str], log: Path, environment: dict[str, str]) -> None:
-        self.log = log
-        with log.open("ab") as output:
-            self._child = subprocess.Popen(
-                line, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, cwd="/", **as_ordinary_user()
-            )
 
 
 def test_processes_that_are_taken_over_reach_nothing_of_the_site_and_a_study_ends_as_ever() -> None:

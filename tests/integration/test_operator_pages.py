@@ -173,6 +173,20 @@ def test_deleting_is_the_commands_to_the_last_row(
     assert desk.visitor.client.get(desk.one).status_code == 409  # it is not there
 
 
+def test_database_and_folders_are_looked_at_once_for_whoever_asks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And anew for whoever looks after something was done."""
+    looked: list[str] = []
+    held, storage = facts.held, facts.storage
+    monkeypatch.setattr(facts, "held", lambda config: looked.append("held") or held(config))
+    monkeypatch.setattr(facts, "storage", lambda config, known: looked.append("storage") or storage(config, known))
+    for path in ("/storage", desk.one, "/storage?days=0", "/storage"):
+        assert desk.place.key.hex()[:12] in desk.visitor.client.get(path).text
+    assert looked == ["held", "storage"]
+    assert desk.settle("delete", name=desk.place.name).status_code == 200
+    assert desk.place.key.hex()[:12] not in desk.visitor.text("/storage")
+    assert looked == ["held", "storage"] * 2
+
+
 def test_nothing_is_deleted_without_its_name_or_before_its_time(desk: Desk) -> None:
     before = desk.contents()
     for name in ("", desk.place.name.upper(), desk.place.name[:-1], desk.place.key.hex()):

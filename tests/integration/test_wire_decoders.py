@@ -22,6 +22,7 @@ from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.fields import LARGEST
 from veilsum_node.identity import Label, verify_certificate
+from veilsum_participant.protocol.approval import SignedStudy
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.store.studies import change_study
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, verify_receipt
@@ -457,9 +458,8 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, bytes]:
     signature = bed.analyst.signing_key.sign(Label.STUDY, study.to_bytes())
     certificate = bed.analyst.identity.certificate
     cores = {name: ParticipantCore(site) for name, site in bed.sites.items()}
-    enrolments = tuple(
-        core.membership.on_study(key, study.to_bytes(), signature, certificate, "coordinator") for core in cores.values()
-    )
+    signed = SignedStudy(study.to_bytes(), signature, certificate, "coordinator")
+    enrolments = tuple(core.membership.on_study(key, signed) for core in cores.values())
     messages = [pb.SignedEnrolment(certificate=e.certificate, body=e.body, signature=e.signature) for e in enrolments]
     receipt = sign_receipt(any_receipt(key, "a"), bed.sites["a"].credentials.signing_key)
     return World(study, cores["a"], enrolments, receipt), pb.RosterObject(enrolments=messages).SerializeToString()

@@ -20,6 +20,7 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.identity import Credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_participant.protocol.approval import SignedStudy
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.openings import Consent, Shown
 from veilsum_participant.protocol.payloads import Payload
@@ -70,7 +71,9 @@ class Cohort:
         """Enrolment and the exchange of seeds."""
         signed = self.bed.signed(self.study)
         made = {
-            name: core.membership.on_study(self.key, signed.study, signed.signature, signed.certificate, "coordinator")
+            name: core.membership.on_study(
+                self.key, SignedStudy(signed.study, signed.signature, signed.certificate, "coordinator")
+            )
             for name, core in sorted(self.cores.items())
         }
         enrolments = [item for item in made.values() if item is not None]

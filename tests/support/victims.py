@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from support.intruder import ATTEMPTS
+from support.processes import Process
 from veilsum_node.process.confinement import offered
 
 NOBODY = 65534
@@ -55,6 +56,23 @@ def interpreter() -> tuple[str, dict[str, str]]:
             return program, environment
         why = found.stderr[-200:]
     raise LookupError(f"no interpreter that an ordinary user may run: {why}")
+
+
+class OrdinaryProcess(Process):
+    """A process of the ordinary user's.
+
+    Args:
+        line: the program and its arguments.
+        log: the file that takes its output and its errors.
+        environment: all of its variables.
+    """
+
+    def __init__(self, line: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                line, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, cwd="/", **as_ordinary_user()
+            )
 
 
 def unconfinable() -> str:

@@ -104,6 +104,13 @@ def test_an_image_that_ends_its_decoder_is_absent_and_others_are_as_they_were(
     assert decoders.read_image(folder, None, SHAPE) is NoPixels.ABSENT
 
 
+def test_no_image_is_absent_because_no_decoder_can_be_had(folder: Path, nursery: Callable[..., Decoders]) -> None:
+    """One by one they would be those of a site without images, in a sum without noise too: the reading fails instead."""
+    decoders = nursery("pass\n        os._exit(3)")  # whatever it is asked for
+    with pytest.raises((EOFError, OSError)):
+        decoders.read_image(folder, GOOD[0], SHAPE)
+
+
 @pytest.mark.skipif(not offered().enough, reason="this kernel cannot confine")
 def test_a_confined_decoder_reads_its_folder_and_nothing_else(
     folder: Path, nursery: Callable[..., Decoders], tmp_path_factory: pytest.TempPathFactory

@@ -209,6 +209,21 @@ def test_a_record_that_plain_training_raises_on_is_as_if_it_were_not_there(
     check_left_out([contributed(study, own, rows, place) for own, place in zip(records, places, strict=True)])
 
 
+def test_training_that_raises_on_all_records_is_no_records_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left out one by one they would leave a sum without noise in which the site has none, beside another in which it has."""
+
+    def raises(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(plain_training, "mean_gradient", lambda *_: raises)
+    setting = local_setting("none")
+    study = declaring(setting.study("record", grid=2**20, variance=0, noise="none"), resolution=2**20)
+    records = random_records(np.random.default_rng(4), 20, setting.schema, complete=True)
+    found = contributed(study, records, broadcast_of(setting, study.sites), SitePlace())
+    assert found.lost
+    assert isinstance(found.fault, MemoryError)
+
+
 @pytest.mark.parametrize("where", ["encoder", "rows"])
 def test_a_record_that_noised_training_raises_on_is_as_if_it_were_not_there(
     where: str, monkeypatch: pytest.MonkeyPatch

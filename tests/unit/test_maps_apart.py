@@ -311,7 +311,33 @@ def test_a_process_that_cannot_be_prepared_leaves_what_a_site_without_records_gi
 
         there = contributed(study, given, some(setting, 5), computing(ThreadStarter(meddle)))
         assert there.fault is not None
+        assert there.lost
         np.testing.assert_array_equal(there.total, without.total)
+
+
+@pytest.mark.parametrize("noise", ["none", "distributed"])
+@pytest.mark.parametrize("fails", ["ends", "raises"])
+def test_records_for_which_there_is_no_process_any_more_are_not_left_out_one_by_one(
+    fails: str, noise: Any, computing: Making
+) -> None:
+    """Without noise the difference to another sum of the same sites would be theirs. What fails once leaves nobody out."""
+    setting = network("grams")
+    study = setting.study("record", grid=2**20, variance=0 if noise == "none" else 10**9, noise=noise)
+    given, records = broadcast_of(setting, study), some(setting)
+    whole, without = (contributed(study, given, each, None) for each in (records, no_records(study)))
+    batches = last = 0
+
+    def meddle(request: Inquiry[Any], honest: Answer) -> Message | None:
+        nonlocal batches
+        batches += isinstance(request, Apply)
+        return WRONG[fails](request) if isinstance(request, Apply) and 2 <= batches <= last else honest(request)
+
+    assert not np.array_equal(whole.total, without.total)
+    for last in (2, 3, 4, 5, 10_000):  # the second batch, a record of it alone, zeros after it, zeros in a new process, all
+        batches = 0
+        there = contributed(study, given, records, computing(ThreadStarter(meddle)))
+        assert there.lost is (last > 4)
+        assert np.array_equal(there.total, without.total) is there.lost
 
 
 def test_a_round_whose_time_is_over_has_no_record_in_it(computing: Any) -> None:

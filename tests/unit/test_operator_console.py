@@ -134,7 +134,7 @@ def test_storage_is_what_the_journal_and_the_results_hold(tmp_path: Path) -> Non
                 named = dict(zip(columns, row, strict=True))
                 texts = [value for name, value in named.items() if name not in (where, "analyst", "phase", "label", "name")]
                 total += sum(len(value) for value in texts if isinstance(value, str | bytes))
-    found = facts.storage(config)
+    found = facts.storage(config, facts.held(config))
     (row,) = found["rows"]
     assert (row["id"], row["held"].phase, row["results"]) == (key.hex(), "enrolling", "1.2 kB")
     assert row["journal"] == facts.size(total)

@@ -23,8 +23,8 @@ from veilsum_privacy.securesum.boxes import (
     SHARE_BYTES,
     Box,
     BoxKey,
-    check_public_key,
     pair_seed,
+    public_key,
     seal,
     unseal,
 )
@@ -203,7 +203,7 @@ def test_box_keys_survive_their_bytes_and_show_nothing() -> None:
 
 def test_public_keys_are_checked() -> None:
     public = _party("south")[2].public
-    check_public_key(public)
+    public_key(public)
     for data, why in (
         (b"", "length"),
         (public[:-1], "length"),
@@ -211,7 +211,7 @@ def test_public_keys_are_checked() -> None:
         (b"\xff" * len(public), "invalid"),
     ):
         with pytest.raises(HostileInput, match=why):
-            check_public_key(data)
+            public_key(data)
         with pytest.raises(HostileInput, match=why):
             _seal(public=data)
 

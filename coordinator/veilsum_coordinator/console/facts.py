@@ -152,7 +152,7 @@ def round_rows(study: Any) -> list[dict[str, Any]]:
     ]
 
 
-def storage(config: CoordinatorConfig) -> dict[str, Any]:
+def storage(config: CoordinatorConfig, known: Sequence[HeldStudy]) -> dict[str, Any]:
     """What studies occupy, in the journal and as results; the largest first."""
     journal, folder = Counter[str](), config.state / "results"
     with open_readonly(config.database_place) as database, database.reading() as connection:
@@ -165,7 +165,7 @@ def storage(config: CoordinatorConfig) -> dict[str, Any]:
             sizes: Any = sum(func.coalesce(func.sum(func.length(column)), 0) for column in values)
             for digest, total in connection.execute(select(key, sizes).group_by(key)):
                 journal[bytes(digest).hex()] += int(total)
-    studies = {item.digest.hex(): item for item in held(config)}
+    studies = {item.digest.hex(): item for item in known}
     results = {place.name: _folder_size(place) for place in folder.iterdir()} if folder.is_dir() else {}
     rows = [
         {

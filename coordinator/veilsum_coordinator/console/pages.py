@@ -10,7 +10,14 @@ from starlette.responses import Response
 
 from veilsum_coordinator.console import facts
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config, read_coordinator_settings
-from veilsum_coordinator.results.retirement import archive_study, delete_study, find_study, held_studies, open_holdings
+from veilsum_coordinator.results.retirement import (
+    HeldStudy,
+    archive_study,
+    delete_study,
+    find_study,
+    held_studies,
+    open_holdings,
+)
 from veilsum_node.errors import Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.identity.certificate import moment
 from veilsum_node.phrases import counted
@@ -19,7 +26,7 @@ from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.web.application import RENEWS, Page, PageRequest
 from veilsum_node.web.configuration import setting_rows
-from veilsum_node.web.looking import Looks, Row
+from veilsum_node.web.looking import Kept, Looks, Row
 from veilsum_node.web.people import Right
 
 LOG = logging.getLogger("veilsum.console")
@@ -30,7 +37,7 @@ class OperatorPages:
 
     def __init__(self, sources: facts.Sources) -> None:
         self._from = sources
-        self._looks = Looks()
+        self._looks, self._held, self._stored = Looks(), Kept[list[HeldStudy]](), Kept[dict[str, Any]]()
 
     def pages(self) -> list[Page]:
         """All pages, as they stand in the navigation."""
@@ -104,8 +111,10 @@ class OperatorPages:
     def storage(self, asked: PageRequest) -> Response:
         """What studies occupy, when they are deleted by themselves, and which a number of days would delete now."""
         config, days = self._config, asked.query.get("days", "").strip()
-        due = facts.due(facts.held(config), days) if days else None
-        found = {**facts.storage(config), **facts.places(config, self._from.settings)}
+        held = self._known(config)
+        due = facts.due(held, days) if days else None
+        stored = self._stored.of(config, lambda: facts.storage(config, held))
+        found = {**stored, **facts.places(config, self._from.settings)}
         return self._render(asked, "storage.html.j2", retention=config.retention, due=due, now=facts.now(), **found)
 
     def delete_due(self, asked: PageRequest) -> Response:
@@ -126,7 +135,7 @@ class OperatorPages:
     def held(self, asked: PageRequest) -> Response:
         """What is kept of one study, and the forms that archive and delete it, with what becomes of it."""
         config = self._config
-        item = find_study(facts.held(config), asked.path["study"])
+        item = find_study(self._known(config), asked.path["study"])
         values: dict[str, Any] = {**facts.places(config, self._from.settings), "due": item.expires <= facts.now()}
         return self._render(
             asked, "held.html.j2", item=item, size=facts.size(item.size), expires=moment(item.expires), **values
@@ -151,7 +160,12 @@ class OperatorPages:
         LOG.warning("%s %s study %s", printable(asked.person.name), done, item.digest.hex()[:12])
         return self._done(asked, f"The study {item.name} is {done}.", kept)
 
+    def _known(self, config: CoordinatorConfig) -> list[HeldStudy]:
+        return self._held.of(config, lambda: facts.held(config))
+
     def _done(self, asked: PageRequest, said: str, kept: Path | None) -> Response:
+        self._held.forget()
+        self._stored.forget()
         return self._render(asked, "done.html.j2", said=said, kept=kept)
 
     def health(self, asked: PageRequest) -> Response:

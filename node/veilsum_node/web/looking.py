@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 LOG = logging.getLogger("veilsum.console")
 
@@ -14,9 +15,13 @@ PATIENCE = 1.5
 FRESH = 60.0
 """Seconds after which what was found is looked for anew although nobody has seen it."""
 
+KEPT_SECONDS = 10.0
+"""Seconds for which what takes long to find is kept."""
+
 PENDING = "pending"
 """State of a row that is not known yet."""
 
+T = TypeVar("T")
 Row = dict[str, str]
 Look = Callable[[], Sequence[Row]]
 
@@ -67,6 +72,30 @@ class Looks:
             made = self._known[name] = _Looking(now)
         threading.Thread(target=_find, args=(name, look, made), name=f"veilsum-look-{name}", daemon=True).start()
         return made
+
+
+class Kept(Generic[T]):
+    """What takes long to find: found by one at a time, and shown to whoever asks within some seconds.
+
+    A page that looked anew each time it is asked for would let anyone who may read it take the machine's processor.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: tuple[object, float, T] | None = None
+
+    def of(self, what: object, find: Callable[[], T], seconds: float = KEPT_SECONDS) -> T:
+        """What was found of something in so many seconds, or is found now."""
+        with self._lock:
+            if self._found is None or self._found[0] != what or time.monotonic() - self._found[1] >= seconds:
+                self._found = None
+                self._found = what, time.monotonic(), find()
+            return self._found[2]
+
+    def forget(self) -> None:
+        """Find it anew the next time: it was changed."""
+        with self._lock:
+            self._found = None
 
 
 def _find(name: str, look: Look, looking: _Looking) -> None:

@@ -1,5 +1,6 @@
 """What the studies in a participant's state file are called, for whoever shows its ledger."""
 
+from functools import lru_cache
 from pathlib import Path
 
 from sqlalchemy import inspect, select
@@ -10,7 +11,17 @@ from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.dossier import StudyLabel, StudyTerms
 from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.dossier.ledgers import is_database
-from veilsum_privacy.study.study import parse_study
+from veilsum_privacy.study.study import Study, parse_study
+
+
+@lru_cache(maxsize=4096)
+def known_study(data: bytes) -> Study | None:
+    """A study as a site's store has it, parsed once however often a page is asked for; None of a version that wrote studies in
+    another way."""
+    try:
+        return parse_study(data)
+    except HostileInput:
+        return None
 
 
 def study_labels(place: str | Path, *, words: bool = False) -> dict[bytes, StudyLabel]:
@@ -26,10 +37,8 @@ def study_labels(place: str | Path, *, words: bool = False) -> dict[bytes, Study
             return {}
         rows = connection.execute(select(STUDIES.c.digest, STUDIES.c.study, STUDIES.c.analyst)).all()
     for row in rows:
-        try:
-            study = parse_study(row.study)
-        except HostileInput:
-            continue  # of a version that wrote studies in another way: its digest has to do
+        if (study := known_study(row.study)) is None:
+            continue  # its digest has to do
         per_site = tuple(task.label for task in study.tasks if task.disclosure == "per-site")
         asks = asked_facts(study) if words else {}
         labels[row.digest] = StudyLabel(

@@ -4,27 +4,27 @@ import hashlib
 import json
 import math
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
+from veilsum_node.canonical import canonical
 from veilsum_node.config import did_you_mean
 from veilsum_node.database_places import open_readonly
-from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, Damage, Misuse
 from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_ready
-from veilsum_node.web.looking import Look, Row
+from veilsum_node.web.looking import Kept, Look, Row
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.checks.labels import study_labels
+from veilsum_participant.checks.labels import known_study, study_labels
 from veilsum_participant.cli.budget_changes import read_epsilon
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import LedgerPlace, verify_place
@@ -38,14 +38,20 @@ from veilsum_privacy.dossier import StudyLabel, describe, proven, unproven
 from veilsum_privacy.dossier.figures import cost, meaning, moment, of_hundred, remaining
 from veilsum_privacy.dossier.ledgers import Checked, check, entry_fields, open_source, readable_entries, spending_fields
 from veilsum_privacy.ledger import Kind, LedgerReader, Mechanism
+from veilsum_privacy.ledger.reader import rows_of
+from veilsum_privacy.ledger.rows import read_row
 from veilsum_privacy.ledger.statements import declared_mechanisms
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.ledger.tables import ledger_table
+from veilsum_privacy.study.study import Study
 
-MOST_ROWS = 100
-"""Entries on one page of the ledger."""
+MOST_ROWS, MOST_READ = 100, 2000
+"""Entries on one page of the ledger; and those that are read for it at most, whatever is searched for."""
 
 KEPT_SECONDS = 3600
 """How long what verification found is shown of a ledger with the same head."""
+
+Found = tuple[Checked, int]
+"""What verification found, and when, unix seconds."""
 
 MOST_STUDIES = 1000
 """The most further studies that "what if" asks about."""
@@ -112,12 +118,8 @@ def _enrolled(config: ParticipantConfig) -> list[tuple[bytes, Study, str, str]]:
     columns = (STUDIES.c.digest, STUDIES.c.study, STUDIES.c.analyst, STUDIES.c.status)
     with open_readonly(config.state) as database, database.reading() as connection:
         rows = connection.execute(select(*columns)).all()
-    found = []
-    for row in rows:
-        try:
-            found.append((bytes(row.digest), parse_study(row.study), str(row.analyst), str(row.status)))
-        except HostileInput:  # of a version that wrote studies in another way
-            continue
+    known = ((bytes(row.digest), known_study(row.study), str(row.analyst), str(row.status)) for row in rows)
+    found = [(digest, study, analyst, status) for digest, study, analyst, status in known if study is not None]
     return sorted(found, key=lambda item: -item[1].created)
 
 
@@ -229,20 +231,12 @@ def ledger_page(config: ParticipantConfig, query: dict[str, str]) -> dict[str, A
     """
     asked = {name: query.get(name, "").strip() for name in ("kind", "population", "study", "text", "since", "until", "before")}
     labels = study_labels(config.state)
-    now, before = int(time.time()), asked["before"]
-    with open_source(config.state) as opened:
-        entries = opened.entries(
-            kind=Kind(asked["kind"]) if asked["kind"] in set(Kind) else None,
-            population=asked["population"] or None,
-            since=read_time(asked["since"], now) if asked["since"] else None,
-            until=read_time(asked["until"], now, end=True) if asked["until"] else None,
-        )
+    with open_source(config.state) as opened, opened.database.reading() as connection:
+        entries = [read_row(row) for row in rows_of(connection, _searched(asked, labels))]
         populations = opened.populations()
         head = opened.head().hex()
     rows = []
-    for entry in reversed(entries):
-        if before.isdecimal() and entry.seq >= int(before[:18]):
-            continue
+    for entry in entries:
         fields = entry_fields(entry)
         name = _study_name(fields, labels)
         if asked["study"] and not (name == asked["study"] or (fields["study"] or "").startswith(asked["study"].lower())):
@@ -253,7 +247,8 @@ def ledger_page(config: ParticipantConfig, query: dict[str, str]) -> dict[str, A
         rows.append(row | {"entry": fields})
         if len(rows) > MOST_ROWS:
             break
-    more = rows[MOST_ROWS - 1]["no."] if len(rows) > MOST_ROWS else None
+    more = entries[-1].seq if len(entries) == MOST_READ else None
+    more = rows[MOST_ROWS - 1]["no."] if len(rows) > MOST_ROWS else more
     return {
         "rows": rows[:MOST_ROWS],
         "more": more,
@@ -262,6 +257,27 @@ def ledger_page(config: ParticipantConfig, query: dict[str, str]) -> dict[str, A
         "populations": populations,
         "head": head,
     }
+
+
+def _searched(asked: Mapping[str, str], labels: Mapping[bytes, StudyLabel]) -> Select[Any]:
+    """Entries that a search may mean, newest first, as many as a page reads."""
+    column, now, before, study = ledger_table.c, int(time.time()), asked["before"], asked["study"]
+    query = select(ledger_table).order_by(column.seq.desc()).limit(MOST_READ)
+    if asked["kind"] in set(Kind):
+        query = query.where(column.kind == asked["kind"])
+    if asked["population"]:
+        query = query.where(column.population == asked["population"])
+    if asked["since"]:
+        query = query.where(column.time >= read_time(asked["since"], now))
+    if asked["until"]:
+        query = query.where(column.time < read_time(asked["until"], now, end=True))
+    if before.isdecimal():
+        query = query.where(column.seq < int(before[:18]))
+    if study:
+        named = column.study.in_([digest.hex() for digest, label in labels.items() if label.name == study])
+        told = column.detail.contains(canonical(study).decode(), autoescape=True)
+        query = query.where(named | told | column.study.startswith(study.lower(), autoescape=True))
+    return query
 
 
 def _study_name(fields: dict[str, Any], labels: dict[bytes, StudyLabel]) -> str | None:
@@ -298,36 +314,24 @@ def verified(config: ParticipantConfig, export: str | None = None) -> dict[str, 
     }
 
 
-class Verifications:
-    """What verification found last, which is kept while the ledger has that head, an hour at most; one runs at a time.
-
-    A page that verified anew each time it is asked for would let anyone who may read it take the machine's processor.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._kept, self._when = threading.Lock(), (Path(), b"", b""), 0
-        self._found: Checked | None = None
-
-    def of(self, config: ParticipantConfig, opened: LedgerReader, now: int) -> tuple[Checked, int]:
-        """What verification finds, and when it found it, unix seconds; a ledger that does not verify is verified each time."""
-        authority = config.identity / AUTHORITY_FILE
-        with self._lock:
-            about = config.state, authority.read_bytes()
-            with suppress(ValueError, Damage):  # of a head that is none verification says more
-                if self._found and 0 <= now - self._when < KEPT_SECONDS and self._kept == (*about, opened.head()):
-                    return self._found, self._when
-            self._found = None
-            checked = check(opened, authority=load_authority(authority))
-            if checked.verification is not None:
-                self._found, self._kept, self._when = checked, (*about, checked.verification.head), now
-            return checked, now
+def verification_of(config: ParticipantConfig, opened: LedgerReader, now: int, kept: Kept[Found]) -> Found:
+    """What verification finds, and when it found it, unix seconds: what it found last while the ledger has that head, an hour
+    at most; a ledger that does not verify is verified each time."""
+    authority, head = config.identity / AUTHORITY_FILE, b""
+    with suppress(ValueError, Damage):  # of a head that is none verification says more
+        head = opened.head()
+    about = config.state, authority.read_bytes(), head
+    found = kept.of(about, lambda: (check(opened, authority=load_authority(authority)), now), KEPT_SECONDS)
+    if found[0].verification is None:
+        kept.forget()
+    return found
 
 
-def dossier(config: ParticipantConfig, contact: str, verifications: Verifications) -> dict[str, Any]:
+def dossier(config: ParticipantConfig, contact: str, verifications: Kept[Found]) -> dict[str, Any]:
     """The dossier in plain values, as ``veilsum ledger report`` makes it, but for when the ledger was verified."""
     now = int(time.time())
     with open_source(config.state) as opened:
-        checked, when = verifications.of(config, opened, now)
+        checked, when = verification_of(config, opened, now, verifications)
         proof = checked.proof(opened, when)
         entries = readable_entries(opened, proof.entries)
     return describe(

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.web.application import HEADERS, RENEWS, Page, PageRequest
 from veilsum_node.web.configuration import setting_rows
-from veilsum_node.web.looking import Looks
+from veilsum_node.web.looking import Kept, Looks
 from veilsum_node.web.people import Right
 from veilsum_participant.cli.budget_changes import change_budget
 from veilsum_participant.console import facts
@@ -38,7 +39,7 @@ class SitePages:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._looks, self._verifications = path, Looks(), facts.Verifications()
+        self._path, self._looks, self._verifications = path, Looks(), Kept[facts.Found]()
 
     def pages(self) -> list[Page]:
         """All pages, as they stand in the navigation."""
@@ -77,9 +78,10 @@ class SitePages:
             try:
                 item = shown_study(site, asked.path["study"])
             except Misuse:
-                if not any(entry.study and entry.study.hex() == asked.path["study"] for entry in site.ledger.entries()):
-                    raise
-                return asked.go(f"/ledger?study={asked.path['study'][:12]}")
+                with suppress(ValueError):
+                    if site.ledger.entries(study=bytes.fromhex(asked.path["study"])):
+                        return asked.go(f"/ledger?study={asked.path['study'][:12]}")
+                raise
         return asked.render("study.html.j2", item=facts.inbox_row(item), words=facts.in_words(item))
 
     def decide(self, asked: PageRequest) -> Response:

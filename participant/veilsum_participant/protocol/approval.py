@@ -110,24 +110,27 @@ def study_refusal(
     cohorts its sums had, what was spent of its budget.
 
     Args:
-        bounded: whether it is an answer to the analyst, which says something of the budget and so is not given without end.
+        bounded: whether it is an answer to the analyst, which tells something of the past and so is not given without end.
     """
     key, study, config = agreed.digest, agreed.study, site.config
     refusal = Refusal.of(study_faults(agreed, analyst, config, site.name, site.budget_delta(study.dataset, connection)))
     if refusal is not None:
         return refusal
-    faults = [*joining_faults(connection, agreed, config, site.name)]
+    faults = []
     if site.withheld(study.dataset):
         told = f"Dataset {study.dataset!r} is withheld: its records do not suit this site's own schema of it."
         advice = "Ask the site; `veilsum participant check` shows it what to correct."
         faults.append(Refusal(RefusalCode.DATASET, told, advice))
     asked = answer_fault(connection, site, key, study, analyst) if bounded else None
-    if asked is not None:  # the budget is not looked at, so that nothing about this refusal depends on it
+    if asked is not None:  # budget and cohorts are not looked at, so that nothing about this refusal depends on them
         return Refusal.of([*faults, asked])
-    budget = list(budget_faults(connection, config, site.ledger, key, study))
+    past = [
+        *joining_faults(connection, agreed, config, site.name),
+        *budget_faults(connection, config, site.ledger, key, study),
+    ]
     if bounded:
-        keep_answer(connection, site, key, study, analyst, fits=not budget)
-    return Refusal.of([*faults, *budget])
+        keep_answer(connection, site, key, study, analyst, fits=not past)
+    return Refusal.of([*faults, *past])
 
 
 def rehearsal_faults(site: Site, agreed: DeclaredStudy) -> Iterator[Refusal]:

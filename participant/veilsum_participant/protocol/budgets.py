@@ -65,7 +65,8 @@ def releases_used(connection: Connection, key: bytes, study: Study, label: str, 
     if counted.labels(PAID)[label] >= declaration.releases:
         return True
     price = _task_price(study, declaration)
-    return _used(connection, key, study, PAID, counted)[price] >= _prices(study)[price]
+    declared = sum(task.releases for task in study.tasks if _task_price(study, task) == price)
+    return _used(connection, key, study, PAID, counted)[price] >= declared
 
 
 def budget_faults(
@@ -173,13 +174,6 @@ def _price(mechanism: Mechanism) -> _Price:
 
 def _task_price(study: Study, task: TaskDeclaration) -> _Price:
     return _price(Mechanism.of(task, task_noise(study, task, study.sites)))
-
-
-def _prices(study: Study) -> Counter[_Price]:
-    releases: Counter[_Price] = Counter()
-    for task in study.tasks:
-        releases[_task_price(study, task)] += task.releases
-    return releases
 
 
 def _used(

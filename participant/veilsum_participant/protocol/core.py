@@ -105,23 +105,21 @@ class ParticipantCore:
         except HostileInput as error:
             self.without_mirror(channel.coordinator, f"what it shows is malformed: {error}")
             return []
-        entries = self._settled(channel.coordinator, mirrored)
+        entries: list[int] = []
+        with self.site.database.transaction():  # nothing is answered by a site whose state cannot be written
+            pass
+        if mirrored.receipts:
+            from veilsum_participant.protocol.recovery import MirroredReceipt, settle  # of a site that has any to settle
+
+            shown = [
+                MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
+                for item in mirrored.receipts
+            ]
+            entries = settle(self.site, channel.coordinator, shown)
         self.site.mirror_read = True
         if self.site.restored() is not None:
             self.site.lift_trusted()
         return entries
-
-    def _settled(self, coordinator: str, mirrored: says.MirroredObject) -> list[int]:
-        if not mirrored.receipts:
-            with self.site.database.transaction():  # nothing is answered by a site whose state cannot be written
-                return []
-        from veilsum_participant.protocol.recovery import MirroredReceipt, settle  # of a site that has something to settle
-
-        shown = [
-            MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
-            for item in mirrored.receipts
-        ]
-        return settle(self.site, coordinator, shown)
 
     def without_mirror(self, coordinator: str, why: str) -> None:
         """Tell that a coordinator shows no mirror of this site's receipts: an error where a restored site waits for it."""
@@ -206,15 +204,11 @@ class ParticipantCore:
         number, attempt = directive.round, directive.attempt
         match directive.kind:
             case DirectiveKind.ENROL:
-                submitted = read(channel.fetch(ObjectKind.STUDY, key), says.StudyObject)
-                enrolment = self.membership.on_study(
-                    key,
-                    submitted.study,
-                    submitted.signature,
-                    submitted.certificate,
-                    channel.coordinator,
-                    seconds_left=submitted.seconds_left,
-                )
+                from veilsum_participant.protocol.approval import SignedStudy
+
+                sent = read(channel.fetch(ObjectKind.STUDY, key), says.StudyObject)
+                signed = SignedStudy(sent.study, sent.signature, sent.certificate, channel.coordinator, sent.seconds_left)
+                enrolment = self.membership.on_study(key, signed)
                 if enrolment is not None:
                     channel.enrol(key, enrolment)
             case DirectiveKind.SEAL:
@@ -258,10 +252,14 @@ class ParticipantCore:
             # its certificate or key may have been renewed since it proved its name, or since it sent the receipts along
             if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.object is not None):
                 raise
-            try:
-                again = channel.fetch(ObjectKind.FIXED, key, number, attempt)
-            except HostileInput:
-                raise refusal from None
+            return self._fixed_again(key, number, attempt, channel, refusal)
+
+    def _fixed_again(self, key: bytes, number: int, attempt: int, channel: Channel, refusal: Refusal) -> CheckAnswer:
+        """The answer to the same question, as the coordinator shows it anew; the refusal where it does not."""
+        try:
+            again = channel.fetch(ObjectKind.FIXED, key, number, attempt)
+        except HostileInput:
+            raise refusal from None
         return self.openings.on_fixed(key, number, attempt, _shown(again, channel))
 
     def _consent(self, directive: Directive, key: bytes, channel: Channel) -> Consent:
@@ -277,11 +275,7 @@ class ParticipantCore:
             if refusal.code is not RefusalCode.RECEIPT:
                 raise
             _greeted_again(channel)
-            try:
-                again = channel.fetch(ObjectKind.FIXED, key, number, attempt)
-            except HostileInput:
-                raise refusal from None
-        self.openings.on_fixed(key, number, attempt, _shown(again, channel))  # the same question, or it is refused
+            self._fixed_again(key, number, attempt, channel, refusal)  # another question is refused
         return self.openings.on_answers(key, number, attempt, answers)
 
     def _contribute(self, directive: Directive, key: bytes, channel: Channel) -> None:

@@ -39,8 +39,6 @@ MOST_SUCH = 1000
 """Further studies of the same price that are counted at most."""
 
 _PREFIX = 4  # hexadecimal digits that an operator gives at least
-_LONGEST_REASON = 500
-_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -163,17 +161,18 @@ def _shown(site: Site, name: str, states: tuple[PendingState, ...]) -> bytes:
 
 
 def _operator(name: str) -> str:
-    name = " ".join(name.split())
-    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise Misuse(f"Who decides is a name of 1 to {_LONGEST_NAME} characters.", "Give the name of the person with --as.")
-    return name
+    return _text(name, 100, "Who decides is a name", "Give the name of the person with --as.")
 
 
 def _reason(reason: str) -> str:
-    reason = " ".join(reason.split())
-    if not 0 < len(reason) <= _LONGEST_REASON or not reason.isprintable():
-        raise Misuse(f"A reason is a text of 1 to {_LONGEST_REASON} characters.", "Say in a sentence why the site decides so.")
-    return reason
+    return _text(reason, 500, "A reason is a text", "Say in a sentence why the site decides so.")
+
+
+def _text(text: str, longest: int, what: str, advice: str) -> str:
+    text = " ".join(text.split())
+    if not 0 < len(text) <= longest or not text.isprintable():
+        raise Misuse(f"{what} of 1 to {longest} characters.", advice)
+    return text
 
 
 def _find(connection: Connection, name: str, states: tuple[PendingState, ...]) -> PendingRow:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
@@ -31,6 +33,9 @@ from veilsum_privacy.securesum.graph import mask_graph
 from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol
 from veilsum_privacy.study.study import parse_study
 
+if TYPE_CHECKING:
+    from veilsum_participant.protocol.approval import SignedStudy
+
 FORGET_SECONDS = 3600
 """How long after the site erased what it need not hold it looks again."""
 
@@ -41,18 +46,12 @@ class Membership:
     def __init__(self, site: Site) -> None:
         self._site, self._forget_from = site, 0
 
-    def on_study(
-        self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str, *, seconds_left: int = 0
-    ) -> Enrolment | None:
+    def on_study(self, key: bytes, signed: SignedStudy) -> Enrolment | None:
         """Hold a signed study against certificates, clock, policy and budget, and enrol; the same study again gets the same
         answer.
 
         Args:
             key: the digest under which the coordinator announced it.
-            data: the exact bytes that the analyst signed.
-            certificate: DER of the analyst's certificate.
-            coordinator: the certified name of the coordinator that sent it.
-            seconds_left: how long it says that it still waits for an answer; 0 where it does not say.
 
         Returns:
             The enrolment; None while the study waits for the operator's word.
@@ -60,10 +59,9 @@ class Membership:
         Raises:
             Refusal: with everything that speaks against it; a signed study's refusal stands in the ledger then.
         """
-        from veilsum_participant.protocol.approval import SignedStudy, decide, verify_study
+        from veilsum_participant.protocol.approval import decide, verify_study
 
         site = self._site
-        signed = SignedStudy(data, signature, certificate, coordinator, seconds_left)
         agreed, analyst = verify_study(site, key, signed)
         try:
             site.check_ledger()
@@ -87,7 +85,7 @@ class Membership:
                     connection,
                     digest=key,
                     status=StudyState.ENROLLED,
-                    study=data,
+                    study=signed.data,
                     analyst=analyst,
                     enrolment=dump_enrolments([enrolment]),
                     box_key=box_key.to_bytes(),
@@ -140,7 +138,9 @@ class Membership:
             if opened.row.roster is None:
                 values["roster_time"] = now
             change_study(connection, key, **values)
-        return [self._seal(key, roster, name, shares[name]) for name in roster.names if name in neighbours]
+        sealed = partial(seal, study=key, roster=roster.digest, sender=site.name, key=site.credentials.signing_key)
+        to = [member for member in roster.members if member.name in neighbours]
+        return [sealed(shares[member.name], recipient=member.name, public=member.public) for member in to]
 
     def on_boxes(self, key: bytes, boxes: Sequence[Box]) -> None:
         """Open the boxes for this site, with the others' shares of the pairs' seeds, and mix the seeds.
@@ -158,7 +158,12 @@ class Membership:
             roster = opened.roster(site)
             try:
                 theirs = self._open(boxes, roster, key, opened.box_key)
-                seeds = self._mix(key, roster, opened.shares, theirs)
+                if not set(theirs) <= set(own := opened.shares):
+                    raise HostileInput("A share of a pair's seed came before this site had drawn its own.")
+                seeds = {
+                    name: pair_seed({site.name: own[name], name: share}, study=key, roster=roster.digest)
+                    for name, share in theirs.items()
+                }
             except HostileInput as error:
                 raise Refusal(RefusalCode.KEYS, error.message) from error
             change_study(connection, key, status=StudyState.READY, seeds=_dump_secrets(seeds))
@@ -214,38 +219,12 @@ class Membership:
             self._site.database.scrub()
             LOG.info("%d signed studies and %d kept vectors were erased (retention)", done.studies, done.vectors)
 
-    def _mix(self, key: bytes, roster: Roster, own: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> dict[str, bytes]:
-        if not set(theirs) <= set(own):
-            raise HostileInput("A share of a pair's seed came before this site had drawn its own.")
-        return {
-            name: pair_seed({self._site.name: own[name], name: share}, study=key, roster=roster.digest)
-            for name, share in theirs.items()
-        }
-
-    def _seal(self, key: bytes, roster: Roster, recipient: str, share: bytes) -> Box:
-        return seal(
-            share,
-            study=key,
-            roster=roster.digest,
-            sender=self._site.name,
-            recipient=recipient,
-            public=roster.member(recipient).public,
-            key=self._site.credentials.signing_key,
-        )
-
     def _open(self, boxes: Sequence[Box], roster: Roster, key: bytes, box_key: BoxKey) -> dict[str, bytes]:
-        shares: dict[str, bytes] = {}
+        shares, own = dict[str, bytes](), self._site.name
         for box in boxes:
             member = roster.member(box.sender)
-            secret = unseal(
-                box,
-                study=key,
-                roster=roster.digest,
-                sender=member.identity,
-                recipient=self._site.name,
-                key=box_key,
-            )
-            if box.sender == self._site.name or box.sender in shares or len(secret) != SHARE_BYTES:
+            secret = unseal(box, study=key, roster=roster.digest, sender=member.identity, recipient=own, key=box_key)
+            if box.sender == own or box.sender in shares or len(secret) != SHARE_BYTES:
                 raise HostileInput("A share of a pair's seed comes twice, from this site itself, or with the wrong length.")
             shares[box.sender] = secret
         return shares

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import Connection
 
 from veilsum_node.canonical import canonical
-from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.budgets import record_refused_release
@@ -164,9 +164,7 @@ class Openings:
         plan = _plan(opened, roster, assignment)
         modulus = plan.ring.plain_modulus
         if kept is not None:
-            try:
-                signed = kept.again(rho, fixed)
-            except StateError:
+            if (signed := kept.again(rho, fixed)) is None:
                 return None
             if row.state is AttemptState.PAYLOAD:  # the coordinator's key may have been renewed since
                 change_attempt(connection, key, row.attempt, shown=canonical(shown))

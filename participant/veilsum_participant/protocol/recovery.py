@@ -143,7 +143,7 @@ def settle_one(
     row = find_context(connection, receipt.context)
     if row is not None and row.state in PAID:
         return _Outcome()
-    if row is not None and not _proven(receipt, proof):
+    if row is not None and (proof is None or not receipt.commits_to(proof)):  # its signature is yet to be verified
         return _Outcome(again=row.state in OPEN)
     try:  # verifies the signature before anything else
         entry = site.ledger.recover(connection, signed, _population(connection, site, receipt), certificate=certificate)
@@ -153,11 +153,6 @@ def settle_one(
         return _Outcome(fault=str(error), again=True)
     _remember(connection, site, receipt, signed, row)
     return _Outcome(entry, elsewhere=entry is not None and site.ledger.position(receipt.head, connection) is None)
-
-
-def _proven(receipt: Receipt, proof: bytes | None) -> bool:
-    """Whether it proves that the consent was given which the receipt, whose signature is yet to be verified, commits to."""
-    return proof is not None and receipt.commits_to(proof)
 
 
 def _population(connection: Connection, site: Site, receipt: Receipt) -> str:

@@ -115,17 +115,9 @@ def open_site(
                 )  # fmt: skip
     steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
     site = Site(
-        config,
-        credentials,
-        database,
-        ledger,
-        clock,
-        SYSTEM_RANDOM,
-        elapsed=steady,
-        directory=directory,
-        datasets=datasets,
+        config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory, datasets=datasets,
         studies=studies,
-    )
+    )  # fmt: skip
     with database.reading() as connection:
         former = any(row.box_key is None for row in open_studies(connection))
     if former:

@@ -5,6 +5,8 @@ A site that is divided starts anew without the command line, so that nothing of 
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import tomllib
@@ -12,10 +14,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from veilsum_node.errors import Unavailable
+
 if TYPE_CHECKING:
     from veilsum_participant.settings.config import ParticipantConfig
 
 MODULE = "veilsum_participant.session"
+
+
+class Installed:
+    """The installation that a participant was started from, which may be replaced beneath it: what is loaded of another one
+    would be mixed with what it has. Stands among the finders of modules, and finds none."""
+
+    def __init__(self) -> None:
+        self._first, self._told = self._now(), False
+
+    @staticmethod
+    def _now() -> tuple[int, int]:
+        found = os.stat(__file__)
+        return found.st_size, found.st_mtime_ns  # some file systems number a file anew
+
+    def check(self) -> None:
+        """Raise Unavailable, and log it once, if it is another one by now."""
+        with contextlib.suppress(OSError):  # an installer has taken it away
+            if self._now() == self._first:
+                return
+        fault = Unavailable("Another version was installed while the participant runs.", "Restart the participant.")
+        if not self._told:
+            logging.getLogger("veilsum.participant").error("%s", fault)
+        self._told = True
+        raise fault
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Nothing, or Unavailable."""
+        if name.startswith("veilsum_"):
+            self.check()
+
+
+INSTALLED = Installed()
 
 
 def begin(config: Path) -> None:
@@ -58,6 +94,7 @@ def serve(config: Path) -> None:
         from veilsum_participant.session.launcher import Whole, divide
 
     harden()
+    sys.meta_path.insert(0, INSTALLED)
     divided = divide(config)  # from here on this process is the guard
     if isinstance(divided, Whole):
         _run_whole(*divided)
@@ -88,6 +125,7 @@ def _serve_whole(config: Path) -> None:
 
 def _run_whole(settings: ParticipantConfig, why: str, variables: Sequence[str]) -> None:
     """Run it in this process, and say so."""
+    sys.meta_path.insert(0, INSTALLED)
     from veilsum_node.telemetry.logs import start_logging
     from veilsum_participant.front.answering import in_process
     from veilsum_participant.session.client import LOG, Parts, run_participant

@@ -29,6 +29,7 @@ from veilsum_participant.session import launcher
 from veilsum_participant.session.hooks import STUDIES
 from veilsum_participant.session.launcher import FRONT, LONGEST, Given, Whole
 from veilsum_participant.session.own_commands import OwnChild, begin_here
+from veilsum_participant.session.serving import INSTALLED
 from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
 from veilsum_participant.settings.roles import (
     compiler,
@@ -264,6 +265,7 @@ class Supervisor:
         """
         if role not in launcher.ROLES or len(self._children) >= MOST_PROCESSES or (of and of not in self._config.datasets):
             raise Unavailable("The site has no such process, or has too many already")
+        INSTALLED.check()
         bounds = bounds_of(self._config, role, of)
         offered = self._config.datasets.get(of)
         stores = offered is not None and (offered.source == "sql" or offered.s3 is not None)

@@ -118,7 +118,7 @@ class Policy(Frozen):
         max_lost: charges without a release after which it leaves a study.
         study_days: how long a study may stay open.
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
-        max_budget_answers: how often a day an analyst is told whether a population's budget bears a study, by being let in or
+        max_budget_answers: how often a day an analyst is told whether a population's past bears a study, by being let in or
             refused; answers to studies that paid all that they declared do not count
             (:mod:`veilsum_participant.protocol.answers`).
         four_eyes_above: with ``approval = "manual"``, epsilon of one study above which two people have to approve it, each by

@@ -3,6 +3,7 @@
 A reader forks a nursery before it reads anything, confined as it is but without a network; the nursery forks a decoder, which
 decodes image after image. Each has :data:`CPU_SECONDS` of the processor and :data:`WALL_SECONDS` in all: the kernel ends a
 decoder that takes longer, in whatever code it is, and the nursery forks the next one. No decoder has more than :data:`MEMORY`.
+Where a new one does not even say that there is no image the nursery ends, and with it the reading: no record is to blame.
 What a decoder says is a reason of a fixed list, or as many numbers as the shape has. A decoder that was taken over is confined
 as its reader is, but without a network, and becomes no other process.
 """
@@ -105,14 +106,19 @@ def _be_nursery(line: socket.socket, bounds: Bounds | None) -> NoReturn:
         asked = _exactly(line, _ASKED.unpack(_exactly(line, _ASKED.size))[0])
         if decoder is None:
             decoder = _fork_decoder(line, bounds)
+            _decoded(decoder, b'["", "", [1, 1, 1]]')  # of no image: one that cannot say so decodes none of anybody's
         kind, data = _ENDED, b""
         try:
-            decoder.sendall(_ASKED.pack(len(asked)) + asked)
-            kind, data = _answer(decoder, json.loads(asked)[2])
+            kind, data = _decoded(decoder, asked)
         except (OSError, EOFError):
             decoder.close()
             decoder = None
         line.sendall(_ANSWERED.pack(kind, len(data)) + data)
+
+
+def _decoded(decoder: socket.socket, asked: bytes) -> tuple[int, bytes]:
+    decoder.sendall(_ASKED.pack(len(asked)) + asked)
+    return _answer(decoder, json.loads(asked)[2])
 
 
 def _fork_decoder(line: socket.socket, bounds: Bounds | None) -> socket.socket:

@@ -6,9 +6,9 @@ program remembers of features; never identifiers, columns of another dataset, ke
 
 A map that raises, and a process that ends or hangs in a batch, are alike: the batch failed, and the kernel has each of its
 records computed alone, in a process that is started anew where that is needed
-(:meth:`veilsum_privacy.mechanism.rows.evaluation.Evaluation.mapped`). So a record that ends the process is that record's
-absence, and no other's. What is left of the round's time, which is public, ends all of it: the site contributes what one
-without records does.
+(:mod:`veilsum_privacy.mechanism.rows.evaluation`). So a record that ends the process is that record's absence, and no other's.
+What is left of the round's time, which is public, ends all of it, as do zeros on which a new process fails: the site
+contributes what one without records does.
 """
 
 import time
@@ -66,22 +66,30 @@ class Compute(Kept):
                     self._ready[type(request)] = request
 
     def apply(self, prepared: Sequence[Inquiry[Any]], name: str, given: Floats, until: float | None = None) -> Floats:
-        """A map of values (n, m) to (n, size).
+        """A map of values (n, m) to (n, size). Of zeros, which are no record, it is tried in a new process, too.
 
         Raises:
             MapFailedError: it raised, or the process is gone, late, or gave something else.
         """
         with self.lock:
-            left = FIRST if until is None else until - time.monotonic()
-            self.ready(*prepared, seconds=min(FIRST, left))
-            memory = SealedMemory.of(np.ascontiguousarray(given, dtype=np.float64).data) if given.size else None
-            seconds = min(LATER if self._warm else FIRST, left)
-            found = self._ask(Apply(name, len(given), memory), seconds)
-            self._warm = True
-            if found.size > 2**32 or (0 if found.memory is None else found.memory.size) != 8 * len(given) * found.size:
+            try:
+                return self._apply(prepared, name, given, until)
+            except MapFailedError:
+                if given.any():
+                    raise
                 self.end()
-                raise MapFailedError("A map has another size than it says.")
-            return _array(found, len(given))
+                return self._apply(prepared, name, given, until)
+
+    def _apply(self, prepared: Sequence[Inquiry[Any]], name: str, given: Floats, until: float | None) -> Floats:
+        left = FIRST if until is None else until - time.monotonic()
+        self.ready(*prepared, seconds=min(FIRST, left))
+        memory = SealedMemory.of(np.ascontiguousarray(given, dtype=np.float64).data) if given.size else None
+        found = self._ask(Apply(name, len(given), memory), min(LATER if self._warm else FIRST, left))
+        self._warm = True
+        if found.size > 2**32 or (0 if found.memory is None else found.memory.size) != 8 * len(given) * found.size:
+            self.end()
+            raise MapFailedError("A map has another size than it says.")
+        return _array(found, len(given))
 
     def train(self, prepared: Sequence[Inquiry[Any]], records: Records, until: float) -> tuple[Floats, bytes, bool]:
         """A vector and a state that were trained without noise, and whether a record was left out.

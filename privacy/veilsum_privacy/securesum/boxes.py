@@ -79,7 +79,8 @@ class BoxKey:
             raise HostileInput("A sealed box does not open: it was altered, or was meant for another recipient.") from error
 
 
-def _public_key(data: bytes) -> MLKEM768X25519PublicKey:
+def public_key(data: bytes) -> MLKEM768X25519PublicKey:
+    """The HPKE public key of these bytes; HostileInput where they are none."""
     if len(data) != PUBLIC_KEY_BYTES:
         raise HostileInput("An HPKE public key has the wrong length.")
     try:
@@ -113,7 +114,7 @@ def seal(secret: bytes, *, study: bytes, roster: bytes, sender: str, recipient: 
         HostileInput: the recipient's key is invalid.
     """
     info = _info(study, roster, sender, recipient)
-    ciphertext = _SUITE.encrypt(secret, _public_key(public), info=info)
+    ciphertext = _SUITE.encrypt(secret, public_key(public), info=info)
     return Box(sender, recipient, ciphertext, key.sign(Label.SEEDS, digest("box", info, ciphertext)))
 
 
@@ -128,11 +129,6 @@ def unseal(box: Box, *, study: bytes, roster: bytes, sender: Identity, recipient
     info = _info(study, roster, sender.name, recipient)
     verify(sender.public_key, Label.SEEDS, digest("box", info, box.ciphertext), box.signature)
     return key.open(box.ciphertext, info)
-
-
-def check_public_key(data: bytes) -> None:
-    """Raise HostileInput unless ``data`` is a valid HPKE public key."""
-    _public_key(data)
 
 
 def pair_seed(shares: Mapping[str, bytes], *, study: bytes, roster: bytes) -> bytes:

@@ -25,7 +25,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Words
 from veilsum_node.canonical import canonical, digest, parse_canonical
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.securesum.key_shares import CHECK, MemberMasks, self_masks
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
@@ -300,12 +300,7 @@ class Answered:
     challenge: bytes
     answer: Signed
 
-    def again(self, rho: bytes, fixed: bytes) -> Signed:
-        """The same answer once more, to the same question.
-
-        Raises:
-            StateError: it is another question about the same context: the attempt must be given up.
-        """
-        if not (hmac.compare_digest(rho, self.challenge) and hmac.compare_digest(fixed, self.sum)):
-            raise StateError("This site answered another challenge for this context already.", "It gives the attempt up.")
-        return self.answer
+    def again(self, rho: bytes, fixed: bytes) -> Signed | None:
+        """The same answer once more; None to another question about the same context: the attempt must be given up."""
+        same = hmac.compare_digest(rho, self.challenge) and hmac.compare_digest(fixed, self.sum)
+        return self.answer if same else None

@@ -132,13 +132,8 @@ class MaskGraph:
 
 
 @lru_cache(maxsize=32)
-def _circle(names: tuple[str, ...], roster: bytes) -> tuple[str, ...]:
-    return tuple(sorted(names, key=lambda name: digest("veilsum/1/circle", roster, name.encode())))
-
-
-@lru_cache(maxsize=32)
 def _graph(names: tuple[str, ...], roster: bytes, farthest: int) -> MaskGraph:
-    return MaskGraph(_circle(names, roster), farthest)
+    return MaskGraph(tuple(sorted(names, key=lambda name: digest("veilsum/1/circle", roster, name.encode()))), farthest)
 
 
 def mask_graph(roster: Roster, privacy: PrivacyDemand) -> MaskGraph:

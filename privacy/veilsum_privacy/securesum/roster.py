@@ -15,7 +15,7 @@ from veilsum_node.canonical import canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, Role, SigningKey, verify, verify_certificate
 from veilsum_node.identity.certificate import issued
-from veilsum_privacy.securesum.boxes import check_public_key
+from veilsum_privacy.securesum.boxes import public_key
 from veilsum_privacy.study.study import Study
 
 
@@ -115,7 +115,7 @@ def verify_enrolment(enrolment: Enrolment, study: bytes, authority: x509.Certifi
         public = bytes.fromhex(value["public"])
     except (ValueError, TypeError) as error:
         raise HostileInput("An enrolment's public key is not hexadecimal.") from error
-    check_public_key(public)
+    public_key(public)
     return Member(identity, public, enrolment)
 
 

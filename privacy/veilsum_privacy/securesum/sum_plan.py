@@ -10,15 +10,7 @@ from fractions import Fraction
 
 from veilsum_node.errors import Misuse
 from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
-from veilsum_privacy.securesum.ring import (
-    RING_2048,
-    RING_2048_FEW,
-    RING_2048_LARGE,
-    RING_4096,
-    RING_4096_FEW,
-    RING_4096_LARGE,
-    RingParameters,
-)
+from veilsum_privacy.securesum.ring import RINGS, RingParameters
 
 PIECE = 8
 """Polynomials of a piece: their coefficients fill whole bytes, 240 KiB at most."""
@@ -82,11 +74,8 @@ def choose_ring(sums: list[tuple[int, int, Fraction]], participants: int) -> Rin
     Raises:
         Misuse: some task fits neither set.
     """
-    small, large = RING_2048_LARGE, RING_4096_LARGE
-    if participants <= RING_2048_FEW.most_members:
-        small, large = RING_2048_FEW, RING_4096_FEW
-    elif participants <= RING_2048.most_members:
-        small, large = RING_2048, RING_4096
+    fitting = [ring for ring in RINGS if participants <= ring.most_members]
+    small, large = fitting[:2] or RINGS[-2:]
 
     def cost(ring: RingParameters) -> int:
         return sum(plan_sum(size, bound, variance, participants, ring).payload_bytes for size, bound, variance in sums)

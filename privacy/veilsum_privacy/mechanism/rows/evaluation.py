@@ -9,7 +9,6 @@ a small one for the rest, so that a block stays in a cache. No value of a record
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -318,7 +317,8 @@ class _Maps:
         """Values (n, m) of the first ``count`` records through an opaque map, into (n, size), in batches of one size.
 
         Where it raises, or gives something of another shape, all records of the batch go through one after another, each
-        with zeros beside it; of one that fails alone nothing is a number.
+        with zeros beside it; of one that fails alone nothing is a number. Where zeros alone fail after it, nothing computes
+        any record, and that is raised.
         """
         size = min(TOGETHER, len(given))
         for start in range(0, count, size):
@@ -331,8 +331,10 @@ class _Maps:
                 for row in range(start, start + size):
                     alone = np.zeros_like(given[rows])
                     alone[0] = given[row]
-                    with suppress(Exception):
+                    try:
                         out[row] = self._made(name, alone, out.shape[1])[0]
+                    except Exception:  # noqa: BLE001  as above
+                        self._made(name, np.zeros_like(alone), out.shape[1])
 
     def _made(self, name: str, given: Array, size: int) -> Array:
         found = self._of[name](given)
