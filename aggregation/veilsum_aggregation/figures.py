@@ -82,6 +82,10 @@ class Figure:
         value = min(max(self.value, low), high)
         return replace(self, value=value, low=min(max(self.low, low), high), high=max(min(self.high, high), low))
 
+    def reaching(self, other: Figure) -> Figure:
+        """The figure whose interval holds also another's."""
+        return replace(self, low=min(self.low, other.low), high=max(self.high, other.high))
+
     def widened(self, by: float) -> Figure:
         """The figure whose interval reaches so much further on both sides, for what rounding may have changed."""
         return replace(self, low=self.low - by, high=self.high + by) if by else self

@@ -5,7 +5,7 @@ c.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -100,8 +100,7 @@ def mean(sums: NumberSums) -> Answer:
     m = min(max(noise.value, -1.0), 1.0)
     found = exact_mean(sums.count, m, sums.careful_variance(), -1.0, 1.0)
     if sums.alike:
-        others = all_alike(m, sums.count, -1.0, 1.0)
-        found = replace(found, low=min(found.low, others.low), high=max(found.high, others.high))
+        found = found.reaching(all_alike(m, sums.count, -1.0, 1.0))
     return of_both(noise, found).within(-1.0, 1.0)
 
 

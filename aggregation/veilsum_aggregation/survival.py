@@ -191,19 +191,18 @@ def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
         return float(((survival[1:] + survival[:-1]) / 2.0) @ lengths)
 
     value, noise, sampling = delta_rule(area, counts.vector, counts.std)
-    half, risk = Z95 * math.sqrt(noise + sampling), counts.at_risk()
+    half, risk, events = Z95 * math.sqrt(noise + sampling), counts.at_risk(), counts.ends[:, 1:].sum(axis=1)
     low, high = value - half, value + half
-    causes = counts.ends.shape[1] - 1
-    died = np.flatnonzero(counts.ends[:, 1:].sum(axis=1) > NOISE_FLOOR * counts.std * math.sqrt(causes))
+    died = np.flatnonzero(events > NOISE_FLOOR * counts.std * math.sqrt(counts.ends.shape[1] - 1.0))
+    first = int(died[0]) if died.size else counts.bins - 1
+    hidden = hidden_share(float(risk[first]))
     if not died.size:
-        low = value - math.hypot(half, value * hidden_share(float(risk[-1])))
-    elif counts.died_out and died.size == 1:  # all in one interval: when within it is not known, nor whom the next would miss
-        first = int(died[0])
-        before, after = float(lengths[:first].sum()), float(lengths[first + 1 :].sum())
-        low, high = (
-            before * (1.0 - hidden_share(float(risk[first]))),
-            before + float(lengths[first]) + after * hidden_share(risk[first]),
-        )
+        low = value - math.hypot(half, value * hidden)
+    elif (
+        died.size == 1 and risk[first] - events[first] < 0.5
+    ):  # all in one interval: when in it is not known, nor whom the next
+        before, after = float(lengths[:first].sum()), float(lengths[first + 1 :].sum())  # would miss
+        low, high = min(low, before * (1.0 - hidden)), max(high, before + float(lengths[first]) + after * hidden)
     found = Figure(value, math.sqrt(noise), math.sqrt(sampling), low, high).within(0.0, float(lengths.sum()))
     return found.scaled(1.0, counts.edges[0])
 
