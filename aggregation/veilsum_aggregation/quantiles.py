@@ -70,7 +70,8 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
         noise = noise_std**2 * ((rows - q * weights[-1]) ** 2).sum(axis=1)
         least, most = (rank - q * round(total) for rank in _ranks(round(total), q))
         off, reach = whole - q * whole[-1], Z95 * np.sqrt(noise)
-        near = np.flatnonzero((off >= -np.hypot(least - 0.5, reach)) & (off <= np.hypot(most + 0.5, reach)))
+        half = np.maximum(0.5 - reach, 0.0)  # between whole numbers, as far as the noise leaves counts these
+        near = np.flatnonzero((off >= -np.hypot(least - half, reach)) & (off <= np.hypot(most + half, reach)))
         crossing = min(max(int(np.searchsorted(ends, value)), 1), len(ends) - 1)
         first = max(min(int(near[0]), crossing) - 1, 0) if near.size else crossing - 1
         last = min(max(int(near[-1]) + 1, crossing), len(ends) - 1) if near.size else crossing

@@ -115,14 +115,17 @@ def ratio(treated: Answer, untreated: Answer) -> Answer:
         return NotEstimable("a share is within its noise", "more records, tighter bounds, or more epsilon")
     if both_certain(treated, untreated):
         return ALL_ALIKE
-    one, other = (
-        Figure(1.0, *(part / figure.value for part in (figure.noise_error, figure.sampling_error, figure.low, figure.high)))
-        for figure in (treated, untreated)
-    )
     value = treated.value / untreated.value
+    one, other = (figure.scaled(1.0 / figure.value) for figure in (treated, untreated))
     below, above = math.hypot(_log(one.low), _log(other.high)), math.hypot(_log(one.high), _log(other.low))
-    errors = (value * error for error in _errors(one, other))
-    return Figure(value, *errors, value * math.exp(-below), value * math.exp(above) if above < 700.0 else math.inf)
+    noise, sampling = _errors(one, other)
+    return Figure(
+        value,
+        value * noise,
+        value * sampling,
+        value * math.exp(-below),
+        value * math.exp(above) if above < 700.0 else math.inf,
+    )
 
 
 def _log(ratio: float) -> float:

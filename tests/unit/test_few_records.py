@@ -351,7 +351,7 @@ def test_all_who_die_in_the_last_interval_have_a_mean_within_it(noise: float) ->
     ("low", "high", "start"), [(0.0, 60.0, 10.0), (5.0, 60.0, 5.0), (5.0, 60.0, 20.0), (-10.0, 50.0, 0.0)]
 )
 def test_times_count_from_their_column_s_lower_bound(low: float, high: float, start: float) -> None:
-    """Those before the first edge are in the first interval, and a mean time is one from 0: it was told from the first edge."""
+    """Those before the first edge are in the first interval, and a mean time is one from 0; it was one from the first edge."""
     from lifelines.utils import restricted_mean_survival_time
 
     from support.edges import SITES
@@ -485,7 +485,7 @@ def test_the_deviation_of_an_events_indicator_covers(records: int, prevalence: f
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize(("records", "noise"), [(5, 0.0), (8, 0.0), (5, 0.01), (8, 0.1)])
 def test_effects_of_few_records_cover(records: int, noise: float, *, share: bool) -> None:
-    """Normal intervals covered .83 to .90 of the differences between two arms of 5 or 8 (of shares .90 to .98 without noise)."""
+    """Normal intervals covered .83 to .90 of the differences between arms of 5 or 8 (of shares .95 and .98 without noise)."""
     rng, found = np.random.default_rng(records), list[Answer]()
 
     def arm(truth: float) -> Answer:
