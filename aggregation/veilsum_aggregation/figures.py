@@ -82,6 +82,10 @@ class Figure:
         value = min(max(self.value, low), high)
         return replace(self, value=value, low=min(max(self.low, low), high), high=max(min(self.high, high), low))
 
+    def reaching(self, other: Figure) -> Figure:
+        """The figure whose interval holds also another's."""
+        return replace(self, low=min(self.low, other.low), high=max(self.high, other.high))
+
     def widened(self, by: float) -> Figure:
         """The figure whose interval reaches so much further on both sides, for what rounding may have changed."""
         return replace(self, low=self.low - by, high=self.high + by) if by else self
@@ -193,10 +197,19 @@ def normal_figure(value: float, noise_variance: float, sampling_variance: float)
     return Figure(value, math.sqrt(noise_variance), math.sqrt(sampling_variance), value - half, value + half)
 
 
-def student_figure(value: float, error: float, degrees: float) -> Figure:
-    """An exact figure with Student's interval."""
-    half = student(degrees) * error
-    return Figure(value, 0.0, error, value - half, value + half)
+def student_figure(value: float, noise_error: float, sampling_error: float, degrees: float) -> Figure:
+    """A figure whose error from sampling is Student's, of so many degrees of freedom, and that from noise is normal: their
+    reaches are added as standard errors are, and cover at least 95% (Banerjee 1960)."""
+    half = math.hypot(Z95 * noise_error, student(degrees) * sampling_error)
+    return Figure(value, noise_error, sampling_error, value - half, value + half)
+
+
+def of_both(noise: Figure, sampling: Figure) -> Figure:
+    """The figure ``noise``, which has an interval of noise alone, with one of both errors: to the distances to its ends those
+    of ``sampling`` from its own value are added as standard errors are (Zou and Donner 2008)."""
+    below = math.hypot(noise.value - noise.low, sampling.value - sampling.low)
+    above = math.hypot(noise.high - noise.value, sampling.high - sampling.value)
+    return Figure(noise.value, noise.noise_error, sampling.sampling_error, noise.value - below, noise.value + above)
 
 
 ALIKE = 1e-14
@@ -214,7 +227,7 @@ def exact_mean(number: float, value: float, variance: float, low: float, high: f
         return Figure(value, 0.0, (high - low) / 2.0, low, high)
     if variance <= ALIKE:
         return all_alike(value, number, low, high)
-    return student_figure(value, math.sqrt(variance / (number - 1.0)), number - 1.0).within(low, high)
+    return student_figure(value, 0.0, math.sqrt(variance / (number - 1.0)), number - 1.0).within(low, high)
 
 
 def all_alike(value: float, number: float, low: float, high: float) -> Figure:
@@ -261,8 +274,8 @@ def ratio_figure(
         return max(0.0, part[0] + part[1] * value + part[2] * value * value) / bottom**2
 
     a, b, c = (Z95**2 * (n + s) for n, s in zip(noise, sampling, strict=True))
-    lead, half, last = bottom**2 - c, top * bottom + b / 2.0, top**2 - a
-    root = half * half - lead * last
+    lead, half = bottom**2 - c, top * bottom + b / 2.0
+    root = bottom**2 * (a + b * value + c * value * value) + b * b / 4.0 - a * c
     if lead <= 0.0 or root < 0.0:
         return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), -math.inf, math.inf)
     low, high = (half - math.sqrt(root)) / lead, (half + math.sqrt(root)) / lead
@@ -337,16 +350,19 @@ def hidden_share(records: float) -> float:
     return 1.0 - math.pow(0.025, 1.0 / max(records, 1.0))
 
 
-def by_student(found: Figure, degrees: float) -> Figure:
-    """A figure with its p-value by Student's distribution."""
-    from scipy.special import stdtr
+def by_student(found: Figure) -> Figure:
+    """A figure with its p-value by the Student's distribution that has the reach of its interval in standard errors."""
+    error = math.hypot(found.noise_error, found.sampling_error)
+    if not found.half_width > Z95 * error * (1.0 + FLAT) > 0.0:
+        return found
+    from scipy.special import stdtr, stdtridf
 
-    statistic = abs(found.value) / found.sampling_error if found.sampling_error > 0.0 else math.inf
-    return replace(found, significance=2.0 * float(stdtr(degrees, -statistic)) if found.value else 1.0)
+    degrees = float(stdtridf(0.975, found.half_width / error))
+    return replace(found, significance=2.0 * float(stdtr(degrees, -abs(found.value) / error)))
 
 
 def by_f(found: Test | NotEstimable, rest: float, factor: float = 1.0) -> Test | NotEstimable:
-    """A test of exact figures with its p-value by F: of the statistic over its degrees and ``factor``, and ``rest`` others."""
+    """A test with its p-value by F: of the statistic over its degrees and ``factor``, and ``rest`` others."""
     if isinstance(found, NotEstimable):
         return found
     from scipy.special import fdtrc

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import (
     ALIKE,
+    Z95,
     Answer,
     Figure,
     NotEstimable,
     Test,
+    all_alike,
     by_f,
     chi_squared,
     exact_mean,
     hidden_share,
+    of_both,
     ratio_figure,
 )
 from veilsum_aggregation.moments import NOISE_FLOOR
@@ -54,6 +56,12 @@ class NumberSums:
         return not (self.count_std or self.total_std or self.square_std)
 
     @property
+    def alike(self) -> bool:
+        """Whether the numbers may all be alike: their variance is within its noise, or rounding."""
+        value, error = self.plain_variance()
+        return value <= max(2.0 * error, ALIKE)
+
+    @property
     def single(self) -> bool:
         """Whether there is one record at most."""
         return self.count < 1.5
@@ -83,59 +91,63 @@ class NumberSums:
 
 
 def mean(sums: NumberSums) -> Answer:
-    """The mean, in [-1, 1], by Fieller's rule; without noise by Student's t, of one record anything."""
+    """The mean, in [-1, 1]: of the noise by Fieller's rule, of sampling by Student's t; of one record anything."""
     if sums.drowned:
         return NotEstimable("the released count is within its noise", "more records, or more epsilon")
-    if sums.exact:
-        return exact_mean(sums.count, sums.total / sums.count, sums.plain_variance()[0], -1.0, 1.0)
-    spread = sums.count * sums.careful_variance()
-    return ratio_figure(sums.total, sums.count, (sums.total_std**2, 0.0, sums.count_std**2), (spread, 0.0, 0.0)).within(
-        -1.0, 1.0
-    )
+    noise = ratio_figure(sums.total, sums.count, (sums.total_std**2, 0.0, sums.count_std**2), (0.0, 0.0, 0.0))
+    if isinstance(noise, NotEstimable):
+        return noise
+    m = min(max(noise.value, -1.0), 1.0)
+    found = exact_mean(sums.count, m, sums.careful_variance(), -1.0, 1.0)
+    if sums.alike:
+        found = found.reaching(all_alike(m, sums.count, -1.0, 1.0))
+    return of_both(noise, found).within(-1.0, 1.0)
 
 
 def variance(sums: NumberSums) -> Answer:
     """The population variance, in [0, 1].
 
-    Noise: of A - v n with A = sum (x - m)^2, a quadratic in v, and of the square of the noise in s. Sampling: n (mu4 - v^2),
-    where the fourth moment is that of the beta distribution on [-1, 1] with this mean and variance, or of the normal one if
-    that is larger.
+    Noise: of A - v n with A = sum (x - m)^2, a quadratic in v, and of the square of the noise in s. Sampling: by chi-squared,
+    as of normal numbers, with the degrees of freedom that the fourth moment leaves, 2 (n - 1) / (k - 1) (:func:`kurtosis`).
     """
     if sums.drowned:
         return NotEstimable("the released count is within its noise", "more records, or more epsilon")
-    if sums.exact and sums.single:
+    if sums.single:
         return NotEstimable("there is one record, which has no deviation", "more records")
     n = sums.count
     m = min(max(sums.total / n, -1.0), 1.0)
     value, _ = sums.plain_variance()
-    careful = sums.careful_variance()
-    if sums.exact and value <= ALIKE:  # up to half of the share that may be others, as far away as can be
-        hidden = min(hidden_share(n), 0.5)
-        return Figure(max(value, 0.0), 0.0, 0.0, 0.0, hidden * (1.0 - hidden) * (1.0 + abs(m)) ** 2)
-    if sums.exact and n < MANY:
-        return _exact_variance(n, value, max(kurtosis(m, careful), 1.0 + 1e-9))
     offset = sums.shift + m * m
-    noise = (
+    of_noise = (
         sums.square_std**2 + 4.0 * m * m * sums.total_std**2 + 2.0 * sums.total_std**4 / n**2 + offset**2 * sums.count_std**2,
         -2.0 * offset * sums.count_std**2,
         sums.count_std**2,
     )
-    spread = n * careful**2 * (kurtosis(m, careful) - 1.0)
-    return ratio_figure(value * n, n, noise, (spread, 0.0, 0.0)).within(0.0, 1.0)
+    noise = ratio_figure(value * n, n, of_noise, (0.0, 0.0, 0.0))
+    if isinstance(noise, NotEstimable):
+        return noise
+    careful = sums.careful_variance()
+    degrees = 2.0 * (n - 1.0) / (kurtosis(m, careful) - 1.0)
+    low, high = (careful * n / (n - 1.0) * degrees / end for end in chi_squared_ends(degrees))
+    if sums.alike:  # up to half of the share that may be others, as far away as can be
+        hidden = min(hidden_share(n), 0.5)
+        high = max(high, careful + hidden * (1.0 - hidden) * (1.0 + abs(m)) ** 2)
+    found = Figure(careful, 0.0, careful * math.sqrt(2.0 / degrees), min(low, careful), max(high, careful))
+    return of_both(noise, found).within(0.0, 1.0)
 
 
-def _exact_variance(n: float, value: float, of_fourth: float) -> Figure:
-    """By chi-squared, as of normal numbers, with the degrees of freedom that the fourth moment leaves: 2 (n - 1) / (k - 1)."""
-    from scipy.special import chdtri
+def chi_squared_ends(degrees: float) -> tuple[float, float]:
+    """What chi-squared exceeds in a fortieth, and in all but a fortieth; of 40 degrees or more to 1e-4 (Wilson and Hilferty
+    1931)."""
+    if degrees < 40.0:
+        from scipy.special import chdtri
 
-    degrees = 2.0 * (n - 1.0) / (of_fourth - 1.0)
-    low, high = (value * n / (n - 1.0) * degrees / max(float(chdtri(degrees, tail)), 1e-300) for tail in (0.025, 0.975))
-    error = value * math.sqrt(2.0 / degrees)
-    return Figure(value, 0.0, error, min(low, value), max(high, value)).within(0.0, 1.0)
+        more, less = float(chdtri(degrees, 0.025)), float(chdtri(degrees, 0.975))
+        return max(more, 1e-300), max(less, 1e-300)
+    part = 2.0 / (9.0 * degrees)
+    more, less = (degrees * (1.0 - part + sign * Z95 * math.sqrt(part)) ** 3 for sign in (1.0, -1.0))
+    return more, less
 
-
-MANY = 200
-"""Records from which on what is exact has the interval that noised sums have: a chi-squared one is the same by then."""
 
 LEAST_VARIANCE = 1e-3
 """The variance to assume of a number in [-1, 1] where noise leaves none; without noise the estimate stands."""
@@ -148,57 +160,50 @@ def kurtosis(m: float, v: float) -> float:
     """A fourth standardised moment for a number in [-1, 1] of mean m and variance v, which no released sum tells.
 
     That of the beta distribution on [-1, 1], which is 1.8 for evenly spread numbers; what it has above the normal
-    distribution's 3, which skewed numbers have, is taken :data:`HEAVY` times.
+    distribution's 3, which skewed numbers have, is taken :data:`HEAVY` times, but no more than (1 + |m|)^2 / v, which no such
+    number exceeds: of an event's indicator that is all but what it has.
     """
-    low, small = (m + 1.0) / 2.0, v / 4.0
-    if not 0.0 < low < 1.0 or not 0.0 < small < low * (1.0 - low):
+    p = (m + 1.0) / 2.0
+    pq, small = p * (1.0 - p), v / 4.0
+    if pq <= 0.0 or small <= 0.0:
         return 3.0
-    nu = low * (1.0 - low) / small - 1.0
-    a, b = low * nu, (1.0 - low) * nu
-    excess = 6.0 * ((a - b) ** 2 * (nu + 1.0) - a * b * (nu + 2.0)) / (a * b * (nu + 2.0) * (nu + 3.0))
-    return 3.0 + (HEAVY * excess if excess > 0.0 else max(excess + 0.3, -1.2))
+    nu = max(pq / small - 1.0, 0.0)
+    excess = 6.0 * ((1.0 - 2.0 * p) ** 2 * (nu + 1.0) - pq * (nu + 2.0)) / (pq * (nu + 2.0) * (nu + 3.0))
+    found = 3.0 + (HEAVY * excess if excess > 0.0 else max(excess + 0.3, -1.2))
+    return max(min(found, (1.0 + abs(m)) ** 2 / v), 1.8)
 
 
 def equal_means(groups: list[NumberSums]) -> Test | NotEstimable:
-    """The score test that all groups have one mean, without assuming equal variances.
+    """Welch's (1951) test that all groups have one mean, without assuming equal variances, with the noise in them.
 
-    With m = sum s / sum n: U_g = s_g - m n_g, V_g = n_g v_g + sigma_s^2 + m^2 sigma_n^2, v_g the second moment about m; U is
-    centred by M = I - n 1' / N and U' (M V M')^+ U is chi-squared with G - 1 degrees of freedom. Groups within noise are left
-    out by their counts alone, so that no result chooses them. Without noise it is Welch's (1951): of two groups his t.
+    A group's mean has the variance v_g / (n_g - 1) + (sigma_s^2 + m^2 sigma_n^2) / n_g^2, m the mean of all, so that the test
+    is by scores s_g - m n_g; of that as many degrees of freedom as its part by sampling leaves (Satterthwaite 1946). Groups
+    within noise are left out by their counts alone, so that no result chooses them. Of two groups without noise it is his t.
     """
-    kept = [place for place, group in enumerate(groups) if not group.drowned]
-    if exact := all(group.exact for group in groups):
-        kept = [place for place in kept if not groups[place].single]  # which say nothing of how numbers differ
+    kept = [place for place, group in enumerate(groups) if not (group.drowned or group.single)]  # one tells of no difference
     left_out = tuple(place for place in range(len(groups)) if place not in kept)
     if len(kept) < 2:
+        exact = all(group.exact for group in groups)
         why = "fewer than two groups have two records" if exact else "fewer than two groups are above the noise"
         return NotEstimable(why, "fewer groups, more records, or more epsilon")
     n = np.array([groups[place].count for place in kept])
     s = np.array([groups[place].total for place in kept])
-    if exact:
-        return _welch(n, s / n, np.array([max(groups[place].plain_variance()[0], 0.0) for place in kept]), left_out)
-    m = float(s.sum() / n.sum())
-    noise = np.array([groups[place].total_std ** 2 + (m * groups[place].count_std) ** 2 for place in kept])
+    m, count = float(s.sum() / n.sum()), len(kept)
     # Not the careful variance: a test that rejects too rarely is as wrong as one that rejects too often.
-    spread = [min(max(groups[place].plain_variance()[0], LEAST_VARIANCE), 1.0 - min(m * m, 0.999)) for place in kept]
-    sampling = n * np.array(spread)
-    matrix = np.eye(len(kept)) - np.outer(n, np.ones(len(kept))) / n.sum()
-    u = s - m * n
-    return chi_squared(matrix @ u, matrix * noise @ matrix.T, matrix * sampling @ matrix.T, len(kept) - 1, left_out)
-
-
-def _welch(n: Floats, means: Floats, variances: Floats, left_out: tuple[int, ...]) -> Test | NotEstimable:
-    """Welch's test of groups of n records, n at least 2, by F; ``variances`` have the divisor n."""
-    flat = variances <= ALIKE
-    of_means = np.where(flat, 0.0, variances / (n - 1.0))
+    least = [0.0 if groups[place].exact else LEAST_VARIANCE for place in kept]
+    spread = np.array([groups[place].plain_variance()[0] for place in kept])
+    spread = np.clip(spread, least, 1.0 - min(m * m, 0.999))
+    flat = spread <= ALIKE
     if np.count_nonzero(flat) > 1:
         return NotEstimable("two groups or more do not vary")
+    sampling = np.where(flat, 0.0, spread / (n - 1.0))
+    noise = np.array([groups[place].total_std ** 2 + (m * groups[place].count_std) ** 2 for place in kept]) / n**2
+    of_means = sampling + noise
     weights = flat.astype(np.float64) if flat.any() else 1.0 / of_means  # a mean that is known has all the weight
-    share = weights / weights.sum()
-    groups, lost = len(n), float(((1.0 - share) ** 2 / (n - 1.0)).sum())
-    apart = means - means[-1]
-    contrasts = np.eye(groups)[:-1] - np.eye(groups)[-1]
-    covariance = contrasts * of_means @ contrasts.T
-    found = chi_squared(apart[:-1], np.zeros_like(covariance), covariance, groups - 1, left_out)
-    squared = groups * groups - 1.0
-    return by_f(found, squared / (3.0 * lost), 1.0 + 2.0 * (groups - 2.0) / squared * lost)
+    part = np.divide(sampling, of_means, out=np.ones(count), where=of_means > 0.0)
+    lost = float((((1.0 - weights / weights.sum()) * part) ** 2 / (n - 1.0)).sum())
+    apart = s / n - s[-1] / n[-1]
+    contrasts = np.eye(count)[:-1] - np.eye(count)[-1]
+    found = chi_squared(apart[:-1], contrasts * noise @ contrasts.T, contrasts * sampling @ contrasts.T, count - 1, left_out)
+    squared = count * count - 1.0
+    return by_f(found, squared / (3.0 * lost), 1.0 + 2.0 * (count - 2.0) / squared * lost)

@@ -42,12 +42,12 @@ def _prefix_matrix(column: tuple[int, ...]) -> Floats:
 def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[float], at: Sequence[float]) -> list[Answer]:
     """Quantiles of a number from the released sums (bins,) of its columns, with Woodruff's intervals.
 
-    With G(t) = C(t) - q N the interval reaches from the edge before the first one with |G(t)| <= z sqrt(v_t + N q (1 - q)) to
-    the edge after the last one, C the nearest sums that never fall, v_t the exact noise variance of those before, which are
+    With G(t) = C(t) - q N the interval reaches from the edge before the first one at which G(t) may be 0 to the edge after the
+    last one, C the nearest sums that never fall. It may be as far from 0 as the order statistics by the binomial distribution
+    (Conover 1999) and z sqrt(v_t), added as standard errors are, v_t the exact noise variance of those before, which are
     linear: at edges C is known whatever lies between them, be it a whole number that many records have. It is open where it
     touches a bound. The point is where C, linear within intervals, reaches q N. Errors are those of C at the point, by the
-    density there. Without noise the interval is that of the order statistics by the binomial distribution (Conover 1999),
-    which holds of few records too.
+    density there.
 
     Args:
         sums: released, in the units of the integer columns.
@@ -68,11 +68,10 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
         value = float(np.interp(q * whole[-1], _strictly(whole), ends))
         spread = total * q * (1.0 - q)
         noise = noise_std**2 * ((rows - q * weights[-1]) ** 2).sum(axis=1)
-        if noise_std:
-            near = np.flatnonzero(np.abs(whole - q * whole[-1]) <= Z95 * np.sqrt(noise + spread))
-        else:
-            least, most = _ranks(round(total), q)
-            near = np.flatnonzero((np.rint(whole) >= least) & (np.rint(whole) <= most))
+        least, most = (rank - q * round(total) for rank in _ranks(round(total), q))
+        off, reach = whole - q * whole[-1], Z95 * np.sqrt(noise)
+        half = np.maximum(0.5 - reach, 0.0)  # between whole numbers, as far as the noise leaves counts these
+        near = np.flatnonzero((off >= -np.hypot(least - half, reach)) & (off <= np.hypot(most + half, reach)))
         crossing = min(max(int(np.searchsorted(ends, value)), 1), len(ends) - 1)
         first = max(min(int(near[0]), crossing) - 1, 0) if near.size else crossing - 1
         last = min(max(int(near[-1]) + 1, crossing), len(ends) - 1) if near.size else crossing

@@ -69,10 +69,11 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     noise = float(np.sum((1.0 / events - 1.0 / sizes) ** 2 + sizes**-2.0)) * std**2
     log = float(np.log(events[0] / sizes[0]) - np.log(events[1] / sizes[1]))
     found = normal_figure(log, noise, sampling)
-    if std == 0.0:  # where all of a group have it, its risk is 1 at most, and less by what so few may hide
-        less = [-math.log(1.0 - hidden_share(size)) * (size == own) for size, own in zip(sizes, events, strict=True)]
-        below, above = (math.hypot(found.half_width, own) for own in less)
-        found = replace(found, low=log - below, high=log + above)
+    # where all of a group have it, its risk is 1 at most, and less by what so few may hide
+    alike = table[:, 1] <= NOISE_FLOOR * std
+    less = [-math.log(1.0 - hidden_share(size)) * own for size, own in zip(sizes, alike, strict=True)]
+    below, above = (math.hypot(found.half_width, own) for own in less)
+    found = replace(found, low=log - below, high=log + above)
     return found.exponential(LARGEST)
 
 

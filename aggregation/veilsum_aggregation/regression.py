@@ -251,7 +251,7 @@ class LinearFit(Fit):
         told = self._directions[0]
         if told.shape[1] == 0:
             return NotEstimable("no record has all the terms and the outcome")
-        if self.std == 0.0 and float(self.moments[0, 0]) < told.shape[1] + 0.5:  # weights are 1 at most
+        if float(self.moments[0, 0]) < told.shape[1] + 0.5:  # weights are 1 at most
             return NotEstimable("there are not more records than terms", "fewer terms, or more records")
         if self.std == 0.0 and not self._total > max(ROUNDED, 4.0 * self.grain) * float(self.moments[0, 0]):
             return NotEstimable("the outcome does not vary")
@@ -303,16 +303,16 @@ class LinearFit(Fit):
         return max(max(float(self.moments[0, 0]), 1.0) - float(self._directions[0].shape[1]), 1.0)
 
     def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
-        """Without noise with Student's interval."""
-        if self.std:
-            return super().figure(weights, noise, sampling)
-        found = student_figure(float(weights @ self.coefficients), math.sqrt(max(sampling, 0.0)), self.freedom)
-        return by_student(found, self.freedom)
+        """With Student's interval, as far as the error is of sampling."""
+        errors = math.sqrt(max(noise, 0.0)), math.sqrt(max(sampling, 0.0))
+        return by_student(student_figure(float(weights @ self.coefficients), *errors, self.freedom))
 
-    def all_slopes(self) -> Test | NotEstimable:
-        """Without noise by F."""
-        found = super().all_slopes()
-        return found if self.std else by_f(found, self.freedom)
+    def wald(self, noise: Floats, sampling: Floats) -> Test | NotEstimable:
+        """By F, of the degrees of freedom that the variance has of which a part is known (Satterthwaite 1946)."""
+        found = super().wald(noise, sampling)
+        return (
+            found if isinstance(found, NotEstimable) else by_f(found, self.freedom / max(1.0 - found.noise_share, 1e-3) ** 2)
+        )
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95, Figure, NotEstimable, Test, chi_squared, delta_rule, hidden_share
+from veilsum_aggregation.moments import NOISE_FLOOR
 
 
 @dataclass(frozen=True)
@@ -140,14 +141,15 @@ def _log_noise(counts: SurvivalCounts, hazard: Floats, risk: Floats, last: int) 
 
 
 def _survival_figure(s: float, noise: float, sampling: float, risk: float) -> Figure:
-    error = math.sqrt(noise + sampling)
-    parts = s * math.sqrt(noise), s * math.sqrt(sampling)
-    if s >= 1.0:  # nobody had the event, which a share may have all the same
-        return Figure(s, *parts, s - math.hypot(hidden_share(risk), Z95 * s * error), s + Z95 * s * error).within(0.0, 1.0)
-    if s <= 0.0 or (noise > 0.0 and s > 0.99):
-        return Figure(s, *parts, s - Z95 * s * error, s + Z95 * s * error).within(0.0, 1.0)
-    half = min(Z95 * error / abs(math.log(s)), 700.0)
-    return Figure(s, *parts, s ** math.exp(half), s ** math.exp(-half)).within(0.0, 1.0)
+    errors, error = (s * math.sqrt(noise), s * math.sqrt(sampling)), math.sqrt(noise + sampling)
+    near = 1.0 - s <= NOISE_FLOOR * errors[0]
+    low, high = s - Z95 * s * error, s + Z95 * s * error
+    if 0.0 < s < 1.0 and not (near and s > 0.99):
+        half = min(Z95 * error / abs(math.log(s)), 700.0)
+        low, high = s ** math.exp(half), s ** math.exp(-half)
+    if near:  # perhaps nobody had the event, which a share may have all the same
+        low = min(low, s - math.hypot(hidden_share(risk), Z95 * s * error))
+    return Figure(s, *errors, low, high).within(0.0, 1.0)
 
 
 def survival_quantile(curve: SurvivalCurve, start: float, q: float) -> Figure | NotEstimable:
@@ -178,7 +180,8 @@ def _first_below(times: Floats, band: Floats, level: float) -> float:
 
 
 def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
-    """The mean time without event up to the horizon: the area under the curve, by trapezoids, by the delta rule."""
+    """The mean of the time to the event, or to the horizon if that is earlier: the first edge and the area under the curve, by
+    trapezoids, by the delta rule."""
     if counts.told() < counts.bins and not counts.died_out:
         return NotEstimable("the curve ends before the horizon", "a shorter horizon, more records, or more epsilon")
     lengths = np.diff(counts.edges)
@@ -188,26 +191,27 @@ def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
         return float(((survival[1:] + survival[:-1]) / 2.0) @ lengths)
 
     value, noise, sampling = delta_rule(area, counts.vector, counts.std)
-    half, risk = Z95 * math.sqrt(noise + sampling), counts.at_risk()
+    half, risk, events = Z95 * math.sqrt(noise + sampling), counts.at_risk(), counts.ends[:, 1:].sum(axis=1)
     low, high = value - half, value + half
-    died = np.flatnonzero(counts.ends[:, 1:].sum(axis=1) > 0.0)
+    died = np.flatnonzero(events > NOISE_FLOOR * counts.std * math.sqrt(counts.ends.shape[1] - 1.0))
+    first = int(died[0]) if died.size else counts.bins - 1
+    hidden = hidden_share(float(risk[first]))
     if not died.size:
-        low = value - math.hypot(half, value * hidden_share(float(risk[-1])))
-    elif counts.died_out and died.size == 1:  # all in one interval: when within it is not known, nor whom the next would miss
-        first = int(died[0])
-        before, after = float(lengths[:first].sum()), float(lengths[first + 1 :].sum())
-        low, high = (
-            before * (1.0 - hidden_share(float(risk[first]))),
-            before + float(lengths[first]) + after * hidden_share(risk[first]),
-        )
-    return Figure(value, math.sqrt(noise), math.sqrt(sampling), low, high).within(0.0, float(lengths.sum()))
+        low = value - math.hypot(half, value * hidden)
+    elif (
+        died.size == 1 and risk[first] - events[first] < 0.5
+    ):  # all in one interval: when in it is not known, nor whom the next
+        before, after = float(lengths[:first].sum()), float(lengths[first + 1 :].sum())  # would miss
+        low, high = min(low, before * (1.0 - hidden)), max(high, before + float(lengths[first]) + after * hidden)
+    found = Figure(value, math.sqrt(noise), math.sqrt(sampling), low, high).within(0.0, float(lengths.sum()))
+    return found.scaled(1.0, counts.edges[0])
 
 
 def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ...]:
     """The probability of an event by ``cause`` (from 1) by the end of each interval that can be told, others competing.
 
-    Where nobody had it, or all, others may as :func:`~veilsum_aggregation.figures.hidden_share` says. Without noise the
-    interval is on the scale log(-log F).
+    The interval is on the scale log(-log F). Where nobody had it, or all, or who did is within the noise, others may as
+    :func:`~veilsum_aggregation.figures.hidden_share` says.
     """
     figures: list[Figure] = []
     for last in range(counts.told()):
@@ -220,15 +224,13 @@ def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ..
 
         value, noise, sampling = delta_rule(incidence, counts.vector, counts.std)
         errors, half = (math.sqrt(noise), math.sqrt(sampling)), Z95 * math.sqrt(noise + sampling)
-        if value <= 0.0:
-            low, high = value - half, value + math.hypot(half, hidden_share(float(counts.at_risk()[last])))
-        elif value >= 1.0:
-            low, high = value - math.hypot(half, hidden_share(float(counts.at_risk()[last]))), value + half
-        elif counts.std > 0.0:
-            low, high = value - half, value + half
-        else:  # as of a curve, on the scale log(-log)
+        hidden, within = hidden_share(float(counts.at_risk()[last])), NOISE_FLOOR * errors[0]
+        if within < value < 1.0 - within:  # as of a curve, on the scale log(-log)
             power = math.exp(min(half / (value * -math.log(value)), 700.0))
             low, high = value**power, value ** (1.0 / power)
+        else:
+            low = value - math.hypot(half, hidden * (value >= 1.0 - within))
+            high = value + math.hypot(half, hidden * (value <= within))
         figures.append(Figure(value, *errors, low, high).within(0.0, 1.0))
     return tuple(figures)
 

@@ -8,7 +8,7 @@ makes it larger.
 import math
 from dataclasses import dataclass
 
-from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, all_alike, normal_figure, ratio_figure
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, all_alike, of_both, ratio_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 
@@ -34,23 +34,29 @@ class WeightedSums:
     def mean(self, *, share: bool = False) -> Answer:
         """With its interval by Fieller's rule.
 
-        Without noise, outcomes that are all alike show no variance: of shares the interval is Wilson's, of as many records
-        of equal weight as :meth:`effective` says; of as many numbers some may be others (:func:`all_alike`), of a single one
-        any value is in it.
+        Where the outcomes vary by no more than twice what the noise does, they may all be alike: of shares the interval is
+        Wilson's, of as many records of equal weight as :meth:`effective` says; of as many numbers some may be others
+        (:func:`all_alike`), of a single one any value is in it.
         """
         one, linear, square = self.squares
-        sampling = (max(square, 0.0), -2.0 * linear, max(one, 0.0))
-        noise = (self.std**2, 0.0, self.std**2)
-        if self.std == 0.0 and self.weights > 0.0:
-            value = self.outcomes / self.weights
-            alike = square - 2.0 * value * linear + value * value * one <= ALIKE * one
-            if alike and share:
-                value, sampling = float(round(value)), (0.0, one, -one)
-                return ratio_figure(value * self.weights, self.weights, noise, sampling).within(0.0, 1.0)
-            if alike:
-                number = self.effective() or 0.0
-                return Figure(value, 0.0, 1.0, -math.inf, math.inf) if number < 1.5 else all_alike(value, number, -1.0, 1.0)
-        return ratio_figure(self.outcomes, self.weights, noise, sampling, "more records, tighter bounds, or more epsilon")
+        noise, advice = (self.std**2, 0.0, self.std**2), "more records, tighter bounds, or more epsilon"
+        found = ratio_figure(self.outcomes, self.weights, noise, (max(square, 0.0), -2.0 * linear, max(one, 0.0)), advice)
+        if isinstance(found, NotEstimable):
+            return found
+        value, number = found.value, self.effective()
+        varies = square - 2.0 * value * linear + value * value * one
+        if number is not None and varies > max(2.0 * self.squares_std * (1.0 + value * value), ALIKE * one):
+            return found
+        if share:
+            inside, most = min(max(self.outcomes, 0.0), self.weights), min(max(one, 0.0) + self.squares_std, self.weights)
+            return ratio_figure(inside, self.weights, noise, (0.0, most, -most), advice).within(0.0, 1.0)
+        if number is None:
+            return found
+        if number < 1.5:
+            return Figure(value, found.noise_error, 1.0, -math.inf, math.inf)
+        alone = ratio_figure(self.outcomes, self.weights, noise, (0.0, 0.0, 0.0), advice)
+        others = all_alike(min(max(value, -1.0), 1.0), number, -1.0, 1.0)
+        return alone if isinstance(alone, NotEstimable) else of_both(alone, others)
 
     def effective(self) -> float | None:
         """(sum w)^2 / sum w^2: of how many records of equal weight the mean has the error (Kish 1965), at most of all records.
@@ -79,41 +85,49 @@ def both_certain(one: Figure, other: Figure) -> bool:
 
 
 def difference(treated: Answer, untreated: Answer) -> Answer:
-    """Difference of two independent figures; where one has no variance, by their ends' distances (Zou and Donner 2008)."""
+    """Difference of two independent figures, by their ends' distances (Zou and Donner 2008)."""
     if isinstance(treated, NotEstimable):
         return treated
     if isinstance(untreated, NotEstimable):
         return untreated
     if both_certain(treated, untreated):
         return ALL_ALIKE
-    if certain(treated) or certain(untreated):
-        value = treated.value - untreated.value
-        below = math.hypot(treated.value - treated.low, untreated.high - untreated.value)
-        above = math.hypot(treated.high - treated.value, untreated.value - untreated.low)
-        error = max(below, above) / Z95
-        return Figure(value, 0.0, error, value - below, value + above)
-    variances = (treated.noise_error**2 + untreated.noise_error**2, treated.sampling_error**2 + untreated.sampling_error**2)
-    return normal_figure(treated.value - untreated.value, *variances)
+    value = treated.value - untreated.value
+    below = math.hypot(treated.value - treated.low, untreated.high - untreated.value)
+    above = math.hypot(treated.high - treated.value, untreated.value - untreated.low)
+    error = (below if value > 0.0 else above) / Z95
+    p_value = math.erfc(abs(value) / error / math.sqrt(2.0)) if error > 0.0 else float(value == 0.0)
+    return Figure(value, *_errors(treated, untreated), value - below, value + above, p_value)
+
+
+def _errors(one: Figure, other: Figure) -> tuple[float, float]:
+    """Errors of the difference of two independent figures, of noise and of sampling."""
+    return math.hypot(one.noise_error, other.noise_error), math.hypot(one.sampling_error, other.sampling_error)
 
 
 def ratio(treated: Answer, untreated: Answer) -> Answer:
-    """Ratio of two independent shares, with an interval on the scale of logarithms."""
+    """Ratio of two independent shares, by the distances of their ends on the scale of logarithms."""
     if isinstance(treated, NotEstimable):
         return treated
     if isinstance(untreated, NotEstimable):
         return untreated
     if min(treated.value, untreated.value) <= 0.0:
         return NotEstimable("a share is within its noise", "more records, tighter bounds, or more epsilon")
-    value = treated.value / untreated.value
     if both_certain(treated, untreated):
         return ALL_ALIKE
-    if certain(treated) or certain(untreated):
-        below = math.hypot(math.log(treated.value / treated.low), math.log(untreated.high / untreated.value))
-        above = math.hypot(math.log(treated.high / treated.value), math.log(untreated.value / untreated.low))
-        return Figure(value, 0.0, value * max(below, above) / Z95, value * math.exp(-below), value * math.exp(above))
-    noise, sampling = (
-        math.hypot(getattr(treated, part) / treated.value, getattr(untreated, part) / untreated.value)
-        for part in ("noise_error", "sampling_error")
+    value = treated.value / untreated.value
+    one, other = (figure.scaled(1.0 / figure.value) for figure in (treated, untreated))
+    below, above = math.hypot(_log(one.low), _log(other.high)), math.hypot(_log(one.high), _log(other.low))
+    noise, sampling = _errors(one, other)
+    return Figure(
+        value,
+        value * noise,
+        value * sampling,
+        value * math.exp(-below),
+        value * math.exp(above) if above < 700.0 else math.inf,
     )
-    reach = math.exp(min(Z95 * math.hypot(noise, sampling), 700.0))
-    return Figure(value, value * noise, value * sampling, value / reach, value * reach)
+
+
+def _log(ratio: float) -> float:
+    """The logarithm; infinite of what is 0 or less."""
+    return math.log(ratio) if ratio > 0.0 else -math.inf

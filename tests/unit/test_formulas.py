@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from support.studies import federation as federation_of
 from veilsum.api.fits import Fitted
 from veilsum.compile import StudyRequest
 from veilsum.formulas import formula_parameters, has_formula, offset_parameters
+from veilsum_aggregation.figures import by_student, student_figure
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.mechanism.records import Records
@@ -453,15 +455,23 @@ def test_a_term_that_is_not_estimable_is_nan_and_named() -> None:
 
 
 @pytest.mark.parametrize(("degrees", "alpha"), [(3, 0.1), (3, 0.01), (12, 0.2), (5, 0.05)])
-def test_intervals_of_few_exact_records_are_students_at_each_level(degrees: int, alpha: float) -> None:
-    def fit(noise: float) -> Fitted:
-        half = t.ppf(0.975, degrees) * 0.4
-        told = {"value": 0.3, "noise_error": noise, "sampling_error": 0.4, "low": 0.3 - half, "high": 0.3 + half}
-        return Fitted([{"term": "age", "per": "", "p_value": 0.5, "coefficient": told}], None, {})
+def test_intervals_of_few_records_are_students_at_each_level(degrees: int, alpha: float) -> None:
+    """Without noise they are scipy's; with noise they hold 0 where p says so, and are between Student's and the normal one."""
 
-    assert list(fit(0.0).conf_int(alpha).loc["age"]) == pytest.approx(t.interval(1 - alpha, degrees, 0.3, 0.4))
-    ratio = norm.ppf(1 - alpha / 2) / norm.ppf(0.975)
-    assert fit(0.1).conf_int(alpha).loc["age", 1] == pytest.approx(0.3 + ratio * t.ppf(0.975, degrees) * 0.4)
+    def ends(value: float, noise: float) -> list[float]:
+        figure = by_student(student_figure(value, noise, 0.4, degrees))
+        told = figure.to_json()
+        fitted = Fitted([{"term": "age", "per": "", "p_value": figure.p_value, "coefficient": told}], None, {})
+        return list(fitted.conf_int(alpha).loc["age"])
+
+    assert ends(0.3, 0.0) == pytest.approx(t.interval(1 - alpha, degrees, 0.3, 0.4), rel=1e-6)
+    for noise in (0.0, 0.1, 2.0):
+        low, high = ends(0.3, noise)
+        error, half = math.hypot(noise, 0.4), (high - low) / 2.0
+        assert norm.ppf(1 - alpha / 2) * error * 0.99 <= half <= t.ppf(1 - alpha / 2, degrees) * error * (1 + 1e-6)
+        for inside, outside in ((0.999 * half, 1.001 * half), (-0.999 * half, -1.001 * half)):
+            figures = [by_student(student_figure(value, noise, 0.4, degrees)) for value in (inside, outside)]
+            assert figures[0].p_value > alpha > figures[1].p_value
 
 
 def test_a_summary_prints_numbers_as_statsmodels_does() -> None:

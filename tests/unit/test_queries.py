@@ -30,7 +30,7 @@ from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.queries.arithmetic import evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.cells import LevelCells, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import parse_condition
-from veilsum_privacy.tasks.queries.kinds import build_question, build_questions
+from veilsum_privacy.tasks.queries.kinds import KINDS, build_question, build_questions
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, interval_names
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
@@ -694,7 +694,7 @@ STAYS = records_of(
         ("first", [30, 70, None], [3, 7, 1], [0, 1, 0], [0, 0, 0], [0, 1, -1]),
         ("last", [40, 70, 20], [6, 7, 2], [-1, 1, 0], [1, 0, 0], [0, 1, 0]),
         ("max", [50, 70, 20], [6, 7, 2], [1, 1, 0], [2, 0, 0], [1, 1, 0]),
-        ("mean", [40, 70, 20], [4.5, 7, 1.5], [0, 1, 0], [0, 0, 0], None),
+        ("mean", [40, 70, 20], [4.5, 7, 1.5], [0, 1, 0], [0, 0, 0], [0, 1, 0]),
     ],
 )
 def test_a_persons_records_become_one(how: Any, ages: Any, stays: Any, sexes: Any, ends: Any, icu: Any) -> None:
@@ -709,8 +709,7 @@ def test_a_persons_records_become_one(how: Any, ages: Any, stays: Any, sexes: An
     for name, expected in (("sex", sexes), ("status", ends), ("icu", icu)):
         found = cells[name]
         assert isinstance(found, LevelCells)
-        if expected is not None:
-            assert found.codes.tolist() == expected
+        assert found.codes.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -752,3 +751,23 @@ def test_no_query_takes_the_place_of_something_else_in_a_result(name: str) -> No
     asked = [QueryRequest(kind="table-one", name="one"), QueryRequest(kind="mean", name=name, over=("age",))]
     with pytest.raises(ConfigurationError, match=f"named '{name}'"):
         expand(asked, Columns(schema))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e12 - 1.0, 1e12 + 1.0), (1.0, 1.0 + 1e-9), (-1e-12, 1e-12), (999_999_999_999.0, 1e12)]
+)
+def test_intervals_that_nobody_stated_are_there_of_every_column(low: float, high: float) -> None:
+    """To 12 digits those of a number far from 0 were one edge."""
+    schema = DatasetSchema(columns=(NumberColumn(name="x", low=low, high=high),), max_records=100)
+    columns = Columns(schema)
+    for kind, number in (("quantiles", 256), ("histogram", 32)):
+        stated = KINDS[kind].defaults(Query(name="q", kind=kind, over=("x",)), columns)
+        asked = KINDS[kind](Query(name="q", kind=kind, over=("x",), **stated), columns)
+        edges = np.array([low, *stated["edges"], high])
+        assert np.diff(edges).min() > 0.0
+        np.testing.assert_allclose(np.diff(edges), (high - low) / number, rtol=0.2)
+        assert asked.size == number
+    scores = KINDS["discrimination"](Query(name="q", kind="discrimination", over=("x",), outcome=f"x > {low!r}"), columns)
+    assert scores.size == 32
+    ends = EdgeRange.model_validate({"from": low, "to": high, "steps": 4}).edges()
+    assert (ends[0], ends[-1], len(ends)) == (low, high, 5)

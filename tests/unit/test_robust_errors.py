@@ -188,7 +188,8 @@ def test_a_variance_within_its_noise_is_not_told() -> None:
     noisy = LinearFit(fit.moments, 20.0)  # whose coefficient has as much noise as makes the other's the smaller half
     told = RobustFit(noisy, 300.0 * np.eye(2), 400.0, np.eye(2) / 1000.0, 1000.0).combination(np.array([0.0, 1.0]))
     assert isinstance(told, Figure)
-    assert told.half_width == pytest.approx(1.96 * math.sqrt(noisy.covariances[0][1, 1] + 0.7 / 998), rel=1e-4)
+    noise, sampling = stats.norm.ppf(0.975) ** 2 * noisy.covariances[0][1, 1], stats.t.ppf(0.975, 998) ** 2 * 0.7 / 998
+    assert told.half_width == pytest.approx(math.sqrt(noise + sampling), rel=1e-6)
     negative = RobustFit(fit, -900.0 * np.eye(2), 400.0, np.eye(2) / 1000.0, 1000.0)
     assert isinstance(negative.combination(np.array([0.0, 1.0])), NotEstimable)
     assert np.all(np.linalg.eigvalsh(negative.covariances[1]) > 0)

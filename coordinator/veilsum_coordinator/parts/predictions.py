@@ -32,7 +32,7 @@ from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
 from veilsum_privacy.tasks.queries.kinds.means import SHIFT, Means
-from veilsum_privacy.tasks.queries.language import Columns, Text, interval_names
+from veilsum_privacy.tasks.queries.language import Columns, Text, even_edges, interval_names
 from veilsum_privacy.tasks.tables import Tables, questions_of
 from veilsum_privacy.training.models import ModelSpec
 
@@ -140,8 +140,7 @@ def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str
         derived.append(DeriveRequest(number=prediction.number, low=prediction.low, high=prediction.high).column(SCORE))
     else:
         schema = scored_schema(schema, prediction.low, prediction.high)
-    cuts = np.linspace(prediction.low, prediction.high, LEVELS + 1)[1:-1]
-    derived.append(DeriveRequest(of=SCORE, edges=tuple(float(f"{cut:.12g}") for cut in cuts)).column(LEVEL))
+    derived.append(DeriveRequest(of=SCORE, edges=even_edges(prediction.low, prediction.high, LEVELS)[1:-1]).column(LEVEL))
     columns = Columns(schema, derived)
     asked: dict[str, Any] = {"name": LABEL, "where": prediction.where}
     if prediction.predicts in ("number", "rate"):

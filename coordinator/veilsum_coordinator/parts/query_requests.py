@@ -29,6 +29,7 @@ from veilsum_privacy.tasks.queries.language import (
     DerivedColumn,
     Query,
     Text,
+    even_edges,
 )
 from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence
 from veilsum_privacy.tasks.tables import TablesParameters
@@ -75,9 +76,8 @@ class EdgeRange(Frozen):
         return self
 
     def edges(self) -> tuple[float, ...]:
-        """The ``steps`` + 1 edges, to 12 digits."""
-        space = np.geomspace if self.scale == "log" else np.linspace
-        return tuple(float(f"{edge:.12g}") for edge in space(self.start, self.to, self.steps + 1))
+        """The ``steps`` + 1 edges."""
+        return even_edges(self.start, self.to, self.steps, np.geomspace if self.scale == "log" else np.linspace)
 
 
 class DeriveRequest(Frozen):

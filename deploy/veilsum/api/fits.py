@@ -240,11 +240,12 @@ def _number(value: float, width: int, digits: int) -> str:
 
 
 def _lengths(figure: Mapping[str, Any], low: float, high: float, alpha: float) -> float:
-    """How many times as long as that of 95% the interval is: by Student's distribution where an exact figure's is."""
+    """How many times as long as that of 95% the interval is: where it is longer than a normal one by the Student's
+    distribution of its reach, by which p is told too."""
     from scipy.optimize import brentq
     from scipy.stats import norm, t
 
-    error = 0.0 if figure.get("noise_error") else figure.get("sampling_error") or 0.0
+    error = math.hypot(*(figure.get(part) or 0.0 for part in ("noise_error", "sampling_error")))
     reach = (high - low) / 2.0 / error if error else Z95
     if not Z95 * (1.0 + 1e-6) < reach < math.inf:
         return float(norm.ppf(1.0 - alpha / 2.0)) / Z95

@@ -1,6 +1,6 @@
 """What a query states, and which columns it can use: the schema's, its label, and columns that public rules derive."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from operator import not_
 from typing import Annotated, Literal, Self
@@ -361,7 +361,15 @@ def default_edges(query: Query, columns: Columns, steps: int = FINE_STEPS) -> di
     if len(query.over) != 1:
         return {}
     domain = columns.number(query.over[0], f"query {query.name!r}")
-    return {"edges": tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, steps + 1)[1:-1])}
+    return {"edges": even_edges(domain.low, domain.high, steps)[1:-1]}
+
+
+def even_edges(low: float, high: float, steps: int, spaced: Callable[..., Floats] = np.linspace) -> tuple[float, ...]:
+    """The ends of so many intervals from ``low`` to ``high``, to 12 digits where these leave their lengths alone."""
+    ends = spaced(low, high, steps + 1)
+    found = np.array([low, *(float(f"{place:.12g}") for place in ends[1:-1]), high])
+    ends[[0, -1]] = low, high  # as they are stated, to the last bit
+    return tuple((found if np.allclose(np.diff(found), np.diff(ends), rtol=0.01, atol=0.0) else ends).tolist())
 
 
 def scaled(edges: Iterable[float], domain: NumberDomain) -> Floats:

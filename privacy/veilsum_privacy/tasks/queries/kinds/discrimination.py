@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-import numpy as np
-
 from veilsum_aggregation import tables
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Row
@@ -15,7 +13,7 @@ from veilsum_privacy.tasks.queries.base import Axis, CellKind, OutcomeKind, Rele
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
 from veilsum_privacy.tasks.queries.conditions import parse_condition
 from veilsum_privacy.tasks.queries.kinds.survival import Survival, check_times
-from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, interval_names, scaled
+from veilsum_privacy.tasks.queries.language import Columns, Query, even_edges, interval_names, scaled
 
 SCORES = 16
 """Intervals of a score."""
@@ -40,8 +38,7 @@ class Discrimination(CellKind, OutcomeKind):
         name = self._one_column()
         domain = columns.domains.get(name)
         if isinstance(domain, NumberDomain):
-            edges = tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, SCORES + 1)[1:-1])
-            complete = complete_edges(edges, domain, self.what)
+            complete = even_edges(domain.low, domain.high, SCORES)
             self.score = Axis(name, interval_names(complete), scaled(complete, domain))
         else:
             self.score = self._level_axis(name, gaps=False)

@@ -139,5 +139,4 @@ class Means(QueryKind):
             return
         for place, name in enumerate(query.over):
             groups = [self.sums(part, group, place) for group in range(self.group_count)]
-            name_of = "equal means (Welch)" if all(group.exact for group in groups) else "equal means (score)"
-            yield test_row(name_of, f"{name} by {', '.join(query.by)}", equal_means(groups))
+            yield test_row("equal means (Welch)", f"{name} by {', '.join(query.by)}", equal_means(groups))

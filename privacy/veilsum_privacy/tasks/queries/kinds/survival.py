@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Survival(CellKind):
     """One cell a record of group x interval of time x (censored, causes), and one cell a group for who is past the horizon.
 
-    Intervals are (e_b, e_b+1], the first one closed; a time beyond the last edge, or at the column's upper bound, to which
-    longer ones are clamped, is past the horizon.
+    Intervals are (e_b, e_b+1], the first one from the column's lower bound on; a time beyond the last edge, or at the column's
+    upper bound, to which longer ones are clamped, is past the horizon.
     """
 
     names: ClassVar = {"survival": ("edges", "at", "event", "censored"), "logrank": ("edges", "event", "censored")}
@@ -80,7 +80,7 @@ class Survival(CellKind):
 
         ends, beyond = part.block("ends"), part.block("beyond")
         return [
-            SurvivalCounts(table, float(last), part.std("ends"), self.query.edges)
+            SurvivalCounts(table, float(last), part.std("ends"), (self.domain.low, *self.query.edges[1:]))
             for table, last in zip(ends, beyond, strict=True)
         ]
 

@@ -16,7 +16,7 @@ from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, symbo
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Axis, QueryKind, ReleasedPart, with_missing
 from veilsum_privacy.tasks.queries.cells import NumberDomain, RecordCells
-from veilsum_privacy.tasks.queries.language import Columns, Query, interval_names, scaled
+from veilsum_privacy.tasks.queries.language import Columns, Query, even_edges, interval_names, scaled
 
 if TYPE_CHECKING:
     from veilsum_aggregation.synthetic import PairTree
@@ -66,9 +66,7 @@ class Synthetic(QueryKind):
         domain = self.columns.domains.get(name)
         if not isinstance(domain, NumberDomain):
             return self._level_axis(name)
-        step = (domain.high - domain.low) / PARTS
-        edges = tuple(float(f"{domain.low + step * place:.12g}") for place in range(PARTS + 1))
-        edges = (domain.low, *edges[1:-1], domain.high)
+        edges = even_edges(domain.low, domain.high, PARTS)
         gaps = name not in self.columns.imputed
         names = interval_names(edges)
         return Axis(name, with_missing(names) if gaps else names, scaled(edges, domain), gaps)
