@@ -20,6 +20,7 @@ from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.images import read_image
+from veilsum_participant.data.quality import most_unmatched
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
@@ -186,6 +187,16 @@ def test_no_file_changes_anything_but_its_own_record(tmp_path: Path) -> None:
     assert lost[2:12].all(), "none of the first ten is an image in the folder"
     assert lost[-1]
     assert records.present[:, 0].all()
+
+
+def test_images_that_are_not_read_count_as_cells_that_match_nothing(tmp_path: Path) -> None:
+    """A record that names none has a missing value; a folder of which half was not copied is one to look at."""
+    images = write_table(tmp_path, [("p1", name, "60", "0") for name in ("one.png", "gone.png", "", "NA")])
+    Image.fromarray(PIXELS).save(tmp_path / "scans" / "one.png")
+    records, counts = load_records(images, schema_for())
+    assert records.present[:, 1:].all(axis=1).tolist() == [True, False, False, False]
+    assert [(cells.missing, cells.unmatched) for cells in counts.values()] == [(0, 0), *[(2, 1)] * PIXELS.size, (0, 0)]
+    assert most_unmatched(images, schema_for(), subject=None, header=True) == 0.5
 
 
 def test_what_is_wrong_is_told_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

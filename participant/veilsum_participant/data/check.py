@@ -133,7 +133,7 @@ def check_dataset(
     cells = []
     for judged in judge_table(table.columns, schema):
         cells.append(ColumnCells(judged.name))
-        cells[-1].add(judged.missing, judged.outside, judged.invalid, table.columns[judged.source])
+        cells[-1].add(judged.missing, judged.outside, judged.invalid, table.columns[judged.source], len(table.broken))
         found += [(judged.name, kind, numbers[mask], expected) for kind, mask, expected in _faults(judged, schema)]
     per_person = None
     if subject is not None:

@@ -18,17 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
-from veilsum_participant.data.json_files import json_texts
+from veilsum_participant.data.json_files import has_key_twice, json_texts
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import ParquetReader, file_parts
 from veilsum_participant.data.reader import (
+    ROWS,
     OpenRows,
     QueryReader,
     RowRequest,
@@ -98,11 +99,8 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
                     found = _answer(self.connection, self.query)
                     if set() < set(asked.names) < set(found.columns):
                         found = found.select(*map(duckdb.ColumnExpression, asked.names))
-                    if asked.rows is None:
-                        yielded, reader = found.to_arrow_table(), iter(())
-                    else:
-                        reader = found.to_arrow_reader(asked.rows)
-                        yielded = reader.schema.empty_table()
+                    reader = found.to_arrow_reader(asked.rows or ROWS)
+                    yielded = reader.schema.empty_table()
                 else:
                     batch = next(reader, None)
                     if batch is None:
@@ -335,19 +333,39 @@ def _judged(connection: Any, lines: Any) -> Any:
     return told["valid"].combine_chunks()
 
 
-def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
-    """How many values files of JSON hold, a document being one, and how many of their lines or documents are left out.
+class TextCounts(NamedTuple):
+    """What a file of text holds.
+
+    Attributes:
+        read: records of a CSV file; of JSON values, a document being one.
+        left_out: of its lines, or documents, those that are none.
+        twice: of its values, those with an object that has one key twice, of which DuckDB takes the first and others the last.
+    """
+
+    read: int
+    left_out: int
+    twice: int = 0
+
+
+def count_texts(path: Path, dialect: Dialect = PLAIN) -> TextCounts:
+    """Count what a query sees of a file of text, or of a glob of JSON.
 
     Raises:
         DataError: the file does not exist, or it cannot be read.
     """
     left_out: Counter[Fault] = Counter()
-    read = valid = 0
+    read = valid = twice = 0
+    if not is_json(path):
+        reader = CsvReader(path, dialect=dialect)
+        parts = [(part.table.num_rows, len(part.broken)) for part in reader.parts(RowRequest((reader.columns() or [])[:1]))]
+        return TextCounts(sum(rows for rows, _ in parts), sum(broken for _, broken in parts))
     with _connection() as connection:
         for lines in json_texts(path, dialect, left_out):
             read += len(lines) if is_document(path) else pc.not_equal(pc.utf8_trim_whitespace(lines), "").true_count
-            valid += _judged(connection, lines).true_count
-    return valid, read - valid + left_out.total()
+            found = lines.filter(_judged(connection, lines))
+            valid += len(found)
+            twice += sum(map(has_key_twice, found.to_pylist()))
+    return TextCounts(valid, read - valid + left_out.total(), twice)
 
 
 def _parts(path: Path) -> list[str]:
