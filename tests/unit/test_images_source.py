@@ -21,6 +21,7 @@ from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.images import read_image
 from veilsum_participant.data.quality import most_unmatched
+from veilsum_participant.data.slices import NoPixels
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
@@ -116,6 +117,24 @@ def test_pictures(tmp_path: Path, name: str) -> None:
     assert small is not None
     want = np.asarray(Image.fromarray(one[0]).resize((3, 2), Image.Resampling.BILINEAR))
     np.testing.assert_array_equal(small[0], want)
+
+
+@pytest.mark.parametrize(("entries", "turned"), [(4, False), (3, False), (3, True), (1, False)])
+def test_a_colour_that_a_palette_does_not_have_is_none(tmp_path: Path, entries: int, turned: bool) -> None:
+    """It was black. What the palette has more than the picture is no fault."""
+    for indices, known in (([0, 1, 2, 3], entries > 3), ([0, 0, 0, 0], True)):
+        image = Image.fromarray(np.array([indices], np.uint8)).copy()
+        image.putpalette(bytes(range(10, 10 + 3 * entries)))
+        exif = Image.Exif()
+        exif[0x0112] = 3 if turned else 1
+        image.save(tmp_path / "p.png", exif=exif, bits=8)
+        data = (tmp_path / "p.png").read_bytes()
+        place = data.index(b"PLTE")
+        assert int.from_bytes(data[place - 4 : place], "big") == 3 * entries
+        found = read_image(tmp_path, "p.png", (3, 1, 4))
+        assert isinstance(found, NoPixels) != known
+        if known:
+            np.testing.assert_array_equal(found[0, 0], [10 + 3 * index for index in indices])
 
 
 def test_a_turned_picture_is_turned_back(tmp_path: Path) -> None:

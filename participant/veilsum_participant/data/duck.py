@@ -29,7 +29,6 @@ from veilsum_participant.data.json_files import has_key_twice, json_texts
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import ParquetReader, file_parts
 from veilsum_participant.data.reader import (
-    ROWS,
     OpenRows,
     QueryReader,
     RowRequest,
@@ -99,7 +98,7 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
                     found = _answer(self.connection, self.query)
                     if set() < set(asked.names) < set(found.columns):
                         found = found.select(*map(duckdb.ColumnExpression, asked.names))
-                    reader = found.to_arrow_reader(asked.rows or ROWS)
+                    reader = found.to_arrow_reader(asked.most)
                     yielded = reader.schema.empty_table()
                 else:
                     batch = next(reader, None)

@@ -22,8 +22,10 @@ from sqlalchemy.pool import NullPool
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.data.lines import as_text
-from veilsum_participant.data.reader import ROWS, OpenRows, QueryReader, RowRequest, SourcePart, failed, slow
+from veilsum_participant.data.reader import OpenRows, QueryReader, RowRequest, SourcePart, failed, slow
 from veilsum_participant.settings.query import SourceQuery
+
+_BATCH = 10_000
 
 
 class EngineReader(QueryReader):
@@ -65,7 +67,7 @@ class _EngineRows(OpenRows):
                 if found is None:
                     options = self.connection.execution_options(stream_results=True)
                     result = options.exec_driver_sql(query.text)
-                    found = result.partitions(asked.rows or ROWS)
+                    found = result.partitions(asked.rows or _BATCH)
                     yielded = tuple(result.keys())
                 elif not (part := next(found, ())):
                     return

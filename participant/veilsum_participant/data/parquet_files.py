@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 from veilsum_node.errors import DataError
 from veilsum_participant.data.formats import CHECK_FORMAT, readable
 from veilsum_participant.data.objects import LOGS, AnyFile, StoredFile, check_whole, open_file, stored_files
-from veilsum_participant.data.reader import ROWS, FileReader, Found, RowRequest, SourcePart
+from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PARQUET
 from veilsum_participant.settings.query import Bucket
 
@@ -74,7 +74,7 @@ class ParquetReader(FileReader):
         return found
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        place, rows, read = 0, asked.rows or ROWS, list(asked.names)
+        place, read = 0, list(asked.names)
         with readable(self._file):
             for part in file_parts(self._file):
                 with open_parquet(part) as file:
@@ -82,7 +82,7 @@ class ParquetReader(FileReader):
                     for groups in [[group] for group in every] if asked.wanted else [every] if every else []:
                         end = place + sum(file.metadata.row_group(group).num_rows for group in groups)
                         if asked.wanted is None or asked.wanted(place, end):
-                            for batch in file.iter_batches(rows, row_groups=groups, columns=read):
+                            for batch in file.iter_batches(asked.most, row_groups=groups, columns=read):
                                 yield SourcePart(_in_its_zone(pa.Table.from_batches([batch])), place)
                                 place += batch.num_rows
                         place = end

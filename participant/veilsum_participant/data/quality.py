@@ -23,6 +23,8 @@ from veilsum_privacy.study.schema import DatasetSchema
 if TYPE_CHECKING:
     from veilsum_participant.data.duck import TextCounts
 
+_ROWS = 1 << 16
+
 
 @dataclass
 class ColumnCells:
@@ -83,7 +85,7 @@ def most_unmatched(source: Source, schema: DatasetSchema, *, subject: str | None
         DataError, Unavailable, ConfigurationError: as :func:`veilsum_participant.data.sources.opened`.
     """
     with opened(source, schema, subject=subject, header=header) as tables:
-        shares = [cells.share for cells in count_cells(tables.read(), schema, texts=False)]
+        shares = [cells.share for cells in count_cells(tables.read(_ROWS), schema, texts=False)]
     lines = (counts for _, _, counts in count_lines(source))
     return max([*shares, *(one.left_out / (one.read + one.left_out) for one in lines if one.left_out)])
 

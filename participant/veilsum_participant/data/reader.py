@@ -20,6 +20,9 @@ from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.settings.query import SourceQuery
 
+_PART = 1 << 24
+"""Numbers of a part, where a source may please: 128 MiB."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -70,9 +73,10 @@ class RowRequest:
     order: str | None = None
     wanted: Callable[[int, int], bool] | None = None
 
-
-ROWS = 1 << 16
-"""Rows of a part, where as many are asked for as its source pleases."""
+    @property
+    def most(self) -> int:
+        """Rows of a part of typed columns."""
+        return self.rows or max(1, _PART // max(1, len(self.names)))
 
 
 class OpenRows(ABC):
