@@ -20,7 +20,7 @@ import pytest
 from support.tables import SCHEMA, groups_of, rows_of
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.data import check_dataset, check_structure, load_records, reader, sources
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -193,6 +193,20 @@ def test_what_a_broken_write_leaves_in_a_folder_is_refused_by_name(tmp_path: Pat
         with pytest.raises(DataError, match=r"holds Parquet in names that begin with \. or _"):
             read(tmp_path, SCHEMA)
     assert read_table(tmp_path / "part*.parquet", SCHEMA).rows == len(ROWS)
+
+
+def test_a_query_does_not_see_integers_that_are_none(tmp_path: Path) -> None:
+    """DuckDB gives a stay of a day as 86,400 million."""
+    stays = pa.array([86_400_000_000] * len(ROWS)).cast(pa.duration("us"))
+    parquet.write_table(table(ROWS).append_column('st"ay', stays), tmp_path / "t.parquet")
+    query = SourceQuery("records", "SELECT * FROM t", files={"t": tmp_path / "t.parquet"})
+    assert query_rows(query).column_names == list(NAMES)
+    assert read_table(query, SCHEMA).rows == len(ROWS)
+    with pytest.raises(DataError, match="Binder Error: Referenced column"):
+        check_structure(replace(query, text='SELECT "st""ay" AS age, town, ill FROM t'), SCHEMA)
+    parquet.write_table(pa.table({"stay": stays}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="none of its columns holds numbers or texts"):
+        check_structure(query, SCHEMA)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "npz", "query"])

@@ -172,9 +172,9 @@ def _open(connection: Any, query: SourceQuery) -> list[_Texts]:
             texts.append(_texts(path, query.dialect))
             connection.register(name, texts[-1])
         else:
-            parts = _parts(path)
+            parts, columns = _parts(path)
             connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
-            connection.read_parquet(parts).create_view(name)
+            connection.read_parquet(parts).project(columns).create_view(name)
     connection.execute("SET enable_external_access = false")
     return texts
 
@@ -284,7 +284,8 @@ def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None
     if is_json(path) or is_csv(path):
         connection.register(name, _texts(path, dialect).schema.empty_table())
     else:
-        connection.read_parquet(_parts(path)).limit(0).create(name)
+        parts, columns = _parts(path)
+        connection.read_parquet(parts).project(columns).limit(0).create(name)
 
 
 def _texts(path: Path, dialect: Dialect) -> _Texts:
@@ -367,12 +368,19 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> TextCounts:
     return TextCounts(valid, read - valid + left_out.total(), twice)
 
 
-def _parts(path: Path) -> list[str]:
-    """The Parquet files that a path means, which have to be alike."""
+def _parts(path: Path) -> tuple[list[str], str]:
+    """The Parquet files that a path means, which have to be alike, and the columns that a query may see.
+
+    Not those of which only Arrow's note tells that their integers are none, such as durations: DuckDB does not read it.
+    """
     found = ParquetReader(path).layout()
     _told_apart(str(path), found[0].schema.names)
     for other in found:
         if not other.schema.equals(found[0].schema):
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
-    return [one.label for one in found]
+    odd = [field.name for field in found[0].schema if isinstance(field.type, pa.DurationType | pa.OpaqueType)]
+    if len(odd) == len(found[0].schema):
+        raise DataError(f"{path}: none of its columns holds numbers or texts.", "Store these.")
+    hidden = ", ".join(f'"{name.replace(chr(34), 2 * chr(34))}"' for name in odd)
+    return [one.label for one in found], f"* EXCLUDE ({hidden})" if odd else "*"

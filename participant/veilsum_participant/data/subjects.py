@@ -57,7 +57,7 @@ def bucket_subjects(identifiers: Any) -> NDArray[np.int64]:
 
 
 def rounded(identifiers: Any) -> Bools:
-    """Which identifiers (n,) are rounded, so that several persons may share one: as a spreadsheet writes long numbers, 1.2E+12,
+    """Which identifiers (n,) are rounded, so that several persons may share one: as spreadsheets write long numbers, 1.2E+12,
     or beyond the whole numbers that floating point tells apart.
     """
     if pa.types.is_floating(identifiers.type):
