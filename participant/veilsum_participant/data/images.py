@@ -264,7 +264,7 @@ def _open_picture(file: IO[bytes], head: bytes) -> Slices:
     image = ImageOps.exif_transpose(opened)
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "I", "I;16"):
         raise NotAnImage(NoPixels.COLOURS)
-    if image.mode == "P" and image.getextrema()[1] >= len(image.getpalette() or ()) // 3:
+    if image.mode == "P" and int(np.asarray(image).max()) >= len(image.getpalette() or ()) // 3:
         raise NotAnImage(NoPixels.DAMAGED)  # a colour that the palette does not have would be black
     wide = image.mode.startswith("I")
     if image.has_transparency_data and (wide or image.convert("RGBA").getchannel("A").getextrema() != (255, 255)):
