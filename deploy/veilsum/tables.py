@@ -3,6 +3,7 @@
 Cells are read as a participant reads them, so that a simulated site holds the records that the real one would.
 """
 
+import logging
 import re
 import unicodedata
 from collections import Counter
@@ -21,9 +22,12 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_node.phrases import counted
 from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.data.table import Table
 from veilsum_participant.settings.declared_files import declared
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import DatasetSchema
+
+LOG = logging.getLogger("veilsum.tables")
 
 SUFFIXES = (".csv", ".data", ".parquet", ".pq", ".npz")
 """Files of a folder that are sites; others, such as a schema, are left aside. Collections of old have CSV in ``.data``."""
@@ -209,16 +213,28 @@ def read_records(path: Source, schema: DatasetSchema, subject: str | None) -> pa
     Raises:
         DataError: it cannot be read, a column is missing, or none of its rows matches the schema.
     """
+    read = read_used(path, schema, subject)
+    columns = dict(read.columns)
+    if subject is not None:
+        columns.setdefault(subject, read.subjects)
+    return pa.table(columns)
+
+
+def read_used(path: Source, schema: DatasetSchema, subject: str | None = None) -> Table:
+    """As :func:`.read_table`; who reads the file is told where some of its rows are not used.
+
+    Raises:
+        DataError: as there, or none is.
+    """
     read = read_table(path, schema, subject=subject)
     if read.broken and not read.rows:
         raise DataError(
             f"{path}: none of its {len(read.broken)} rows matches the schema.",
             "Separate cells by commas, or state the dialect.",
         )
-    columns = dict(read.columns)
-    if subject is not None:
-        columns.setdefault(subject, read.subjects)
-    return pa.table(columns)
+    if read.broken:
+        LOG.warning("%s: rows with another number of cells, or an open quotation mark, are not used", path)
+    return read
 
 
 def _plain(column: Any) -> Any:

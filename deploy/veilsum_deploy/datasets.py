@@ -17,12 +17,12 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
+from veilsum.tables import read_used
 from veilsum_deploy.data_names import PACKAGED
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_tables
-from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.table import Table
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
@@ -140,13 +140,7 @@ def read_dataset(path: Source, schema: DatasetSchema, name: str) -> TableWithSch
     Raises:
         DataError: it cannot be read, lacks a column of the schema, or none of its rows has as many cells as columns.
     """
-    table = read_table(path, schema)
-    if table.broken and not table.rows:
-        raise DataError(
-            f"{path}: none of its {len(table.broken)} rows matches the schema.",
-            "Separate cells by commas, or state the dialect.",
-        )
-    return TableWithSchema(name, schema, pa.table(table.columns))
+    return TableWithSchema(name, schema, pa.table(read_used(path, schema).columns))
 
 
 def packaged_dataset(name: str) -> TableWithSchema:

@@ -21,7 +21,7 @@ from veilsum_node.process.check import CheckOutcome
 from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
-from veilsum_participant.data.duck import count_json
+from veilsum_participant.data.duck import count_texts
 from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.recipes import recipe_texts
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -629,7 +629,7 @@ def test_a_compressed_file_that_is_damaged_is_refused_by_name(tmp_path: Path, re
     with pytest.raises(DataError, match=r"Condition\.1\.ndjson\.gz: is not compressed with gzip, or not whole"):
         query_rows(query)
     with pytest.raises(DataError, match=r"Condition\.1\.ndjson\.gz"):
-        count_json(files["condition"])
+        count_texts(files["condition"])
 
 
 def test_all_files_of_the_recipe_know_the_same_code_systems(recipe: Path) -> None:

@@ -17,13 +17,17 @@ from hypothesis import strategies as st
 from support.federation import DATASET, make_request
 from support.hostile import Adversary, make_adversary
 from veilsum_node.errors import DataError, RefusalCode
+from veilsum_node.process.check import CheckOutcome
 from veilsum_participant.checks import SiteCheck
+from veilsum_participant.checks.datasets import dataset as check_of
 from veilsum_participant.data import check_dataset
-from veilsum_participant.data.quality import count_cells, most_unmatched
+from veilsum_participant.data.quality import count_cells, count_lines, most_unmatched
 from veilsum_participant.data.sources import opened
 from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.query import origin
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
+from veilsum_privacy.study.schema_file import load_schema
 
 OWN = """
 [[columns]]
@@ -92,6 +96,34 @@ def test_a_dataset_is_withheld_by_the_sites_own_schema(
     assert share == pytest.approx(np.ceil(100 * site.unmatched[DATASET]) / 100)
     entries = "\n".join(json.dumps(dict(entry.detail)) for entry in site.ledger.entries())
     assert SECRET not in caplog.text + entries
+
+
+@pytest.mark.parametrize(("most", "withheld"), [(0.5, False), (0.49, True)])
+def test_rows_that_are_not_used_count_as_cells_that_match_nothing(attack: Adversary, most: float, *, withheld: bool) -> None:
+    """A mark too many in every other line took half of the records away, and the site part."""
+    site = offer(attack, ["f", "m,", 'f"', '"f'], most)
+    assert site.unmatched == {DATASET: 0.75}  # of the letter with a quotation mark, too
+    site = offer(attack, ["f", "m,", "m", '"f'], most)
+    assert site.unmatched == {DATASET: 0.5}
+    assert site.withheld(DATASET) == withheld
+
+
+def test_lines_that_no_query_sees_are_told_and_counted(tmp_path: Path) -> None:
+    """Of its tables that are text; the records that a query yields are all in order."""
+    (tmp_path / "own.toml").write_text(OWN)
+    (tmp_path / "visits.csv").write_text("who,x0\n" + "1,0.5\n" * 6 + "2,0.5,\n" * 3 + '3,"0.5\n')
+    (tmp_path / "persons.ndjson").write_text('{"who": 1, "sex": "f"}\n' * 2 + '{"who": 1, "who": 2, "sex": "f"}\n{]\n')
+    files = {name: tmp_path / file for name, file in (("visits", "visits.csv"), ("persons", "persons.ndjson"))}
+    text = "SELECT x0, json->>'$.sex' AS sex FROM visits JOIN persons ON json->>'$.who' = who"
+    offered = DatasetConfig(source="sql", query=text, files=files, joined=False)
+    query = origin(offered, "d")
+    assert [(table, *counts) for table, _, counts in count_lines(query)] == [("visits", 6, 4, 0), ("persons", 3, 1, 1)]
+    own = load_schema(tmp_path / "own.toml")
+    assert most_unmatched(query, own, subject=None, header=True) == 0.4
+    shown = [item for item in check_of("d", offered, own) if item.detail.startswith("table ")]
+    assert [item.status for item in shown] == [CheckOutcome.WARNING] * 3
+    assert shown[0].detail == "table 'visits': 6 records; 4 lines left out, being none"
+    assert shown[1].detail == "table 'persons': 1 JSON value with a key twice, of which the first counts"
 
 
 def test_what_studies_ask_for_decides_nothing(attack: Adversary) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from pydantic import SecretStr
 
@@ -110,6 +113,29 @@ def test_records_without_an_identifier_are_placed(tmp_path: Path) -> None:
     assert check_dataset(path, SCHEMA).findings == ()
     with pytest.raises(DataError, match="column 'patient' is missing"):
         check_dataset(path, SCHEMA, subject="patient")
+
+
+TEXTS = ["1.23457E+12", "4,03e+15", "5E+11", "1.2E12", "12E+4", "a1E+5", "1234567890123", "", None]
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows"),
+    [
+        (pa.array(TEXTS), [1, 2, 3]),
+        (pa.array([2.0**53, -(2.0**60), 2.0**53 - 1, None, np.nan]), [1, 2]),
+        (pa.array([2.0**24, 2.0**24 - 1], pa.float32()), [1]),
+        (pa.array([2**53, 2**63 - 1]), []),
+        (pa.array([Decimal(2**60)]), []),
+        (pa.array([True, False]), []),
+    ],
+)
+def test_identifiers_that_were_rounded_are_named(tmp_path: Path, cells: Any, rows: list[int]) -> None:
+    """Persons whose numbers a spreadsheet shortened alike count as one."""
+    columns = {"who": cells, "age": [50] * len(cells), "sex": ["f"] * len(cells), "ill": ["0"] * len(cells)}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    report = check_dataset(tmp_path / "t.parquet", SCHEMA.model_copy(update={"max_records": 100}), subject="who")
+    assert [[*found.places] for found in report.findings if found.kind is FindingKind.ROUNDED] == ([rows] if rows else [])
+    assert report.ok == (not rows)
 
 
 def test_missing_values_alone_are_ok(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from support.tables import totals
 from veilsum_node.errors import DataError
 from veilsum_participant.data import check_dataset, check_structure, csv_files, lines, load_records
-from veilsum_participant.data.duck import count_json
+from veilsum_participant.data.duck import count_texts
+from veilsum_participant.data.json_files import has_key_twice
 from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -234,6 +235,13 @@ def test_numbers_with_a_decimal_comma(tmp_path: Path) -> None:
     assert "state decimal" in report.advice
 
 
+def test_a_missing_text_with_a_decimal_comma_is_no_number(tmp_path: Path) -> None:
+    schema = DatasetSchema(columns=(NumberColumn(name="x", low=0, high=2000),), missing=("999,9",))
+    (tmp_path / "t.csv").write_text("x\n999,9\n999,8\n")
+    records, counts = load_records(TextFile(tmp_path / "t.csv", Dialect(";", ",")), schema)
+    assert (records.present[:, 0].tolist(), counts["x"].missing, counts["x"].unmatched) == ([False, True], 1, 0)
+
+
 @SLOW
 @given(value=st.floats(-1e6, 1e6), places=st.integers(0, 9))
 def test_a_decimal_comma_is_a_decimal_point(tmp_path: Path, value: float, places: int) -> None:
@@ -243,6 +251,22 @@ def test_a_decimal_comma_is_a_decimal_point(tmp_path: Path, value: float, places
     (tmp_path / "c.csv").write_text(f"x\n{point.replace('.', ',')}\n")
     found = load_records(TextFile(tmp_path / "c.csv", Dialect(";", ",")), schema)[0]
     np.testing.assert_array_equal(found.features, load_records(tmp_path / "p.csv", schema)[0].features)
+
+
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [
+        ('{"a": 1, "b": {"a": 2}, "c": [{"a": 1}, {"a": 1}]}', False),
+        ('{"a": 1, "a": 2}', True),
+        (r'{"a": 1, "\u0061": 1}', True),
+        ('{"b": [0, {"c": {"d": 1, "d": null}}], "e": {}}', True),
+        (f'{{"a": {"9" * 5000}, "a": 1e{"9" * 99}}}', True),
+        ("[" * 99_999, False),
+        ('["a", "a", NaN]', False),
+    ],
+)
+def test_a_key_that_stands_twice(text: str, twice: bool) -> None:
+    assert has_key_twice(text) is twice
 
 
 @pytest.mark.sampled(3)
@@ -257,7 +281,7 @@ def test_json_is_read_however_it_is_packed(tmp_path: Path, name: str, compressio
     (tmp_path / name).write_bytes(packed(data, compression))
     found = query_rows(SourceQuery("d", "SELECT json->>'$.a' AS a, json->'$.b' AS b FROM t", files={"t": tmp_path / name}))
     assert [tuple(row.values()) for row in found.to_pylist()] == [("Ulm", str(number)) for number in range(3)]
-    assert count_json(tmp_path / name) == (3 if name == "t.ndjson" else 1, 0)
+    assert count_texts(tmp_path / name) == (3 if name == "t.ndjson" else 1, 0, 0)
 
 
 ASKED: dict[str, Any] = {"path": None, "source": "sql", "query": "SELECT 1", "joined": False}

@@ -71,10 +71,16 @@ def codes_of(path: Path, schema: DatasetSchema) -> list[int]:
         (["0117", "117"], ["0117", "117", "117.00"], [0, 1, 1]),
         (["9007199254740993", "9007199254740992"], ["9007199254740992", "9007199254740993", "9007199254740993.0"], [1, 0, 0]),
         (["1", "1.0"], ["1", "1.0", "1.00", "+1"], [0, 1, -1, -1]),  # two texts of one number: a third spelling tells neither
-        (["1", "2"], ["1.0", " 2 ", "+1", "1e0", "01", "１"], [0, 1, 0, 0, -1, -1]),
+        (["1", "2"], ["1.0", " 2 ", "+1", "1e+0", "01", "１"], [0, 1, 0, 0, -1, -1]),
+        (
+            ["10", "100000"],
+            ["1E1", "1e1", "1E+1", "1.0E1", "10E-0", "1e+05", "1e5"],
+            [-1, -1, 0, 0, 0, 1, -1],
+        ),  # a ward, or ten
+        (["1E1", "10"], ["1E1", "10", "10.0", "1e1"], [0, 1, 1, -1]),
         (["0", "-1"], ["-0", "0.0", "-1.0", "1"], [0, 0, 1, -1]),
         (["yes", "no"], ["yes", "YES", "no", "true"], [0, -1, 1, -1]),
-        (["1e400", "inf"], ["1e400", "inf", "1e401", "10e399"], [0, 1, -1, 0]),
+        (["1e+400", "inf"], ["1e+400", "inf", "1e+401", "10e+399"], [0, 1, -1, 0]),
     ],
 )
 def test_a_text_comes_before_its_number(
@@ -93,6 +99,19 @@ def test_a_missing_text_comes_before_a_category_of_its_number(tmp_path: Path) ->
     assert found.features[:, place].argmax(axis=1)[:1].tolist() == [0]
     assert found.present[:, place].any(axis=1).tolist() == [True, False, True, False, False, False, False]
     assert (counts["c"].missing, counts["c"].unmatched) == (4, 1)
+
+
+def test_spaces_around_a_missing_text_are_none_of_it(tmp_path: Path) -> None:
+    """As around a cell: of a category it was found, of a number and a date it counted as a fault."""
+    columns = (
+        NUMBER,
+        DateColumn(name="d", low=0, high=9, origin="1970-01-01"),
+        CategoryColumn(name="c", categories=("a", "b")),
+    )
+    schema = DatasetSchema(columns=columns, missing=(" k.A. ",), max_records=10)
+    (tmp_path / "t.csv").write_text("n,d,c\nk.A., k.A.,k.A. \n")
+    _, counts = load_records(tmp_path / "t.csv", schema)
+    assert [(cells.missing, cells.unmatched) for cells in counts.values()] == [(1, 0)] * 3
 
 
 INTEGERS = [pa.int8(), pa.int64(), pa.uint16(), pa.float32(), pa.float64(), pa.float16(), pa.decimal128(5, 2)]

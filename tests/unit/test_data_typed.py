@@ -134,6 +134,39 @@ def test_a_type_that_is_neither_number_nor_text_is_refused_by_structure(tmp_path
             read(path, SCHEMA, subject="who")
 
 
+class Months(pa.ExtensionType):  # type: ignore[misc]
+    """As pandas stores its periods: months since 1970."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "pandas.period")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b'{"freq": "M"}'
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Months:
+        return cls()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_numbers_that_mean_another_type_are_refused_by_name(tmp_path: Path, *, known: bool) -> None:
+    """A month of 2024 is no 650; whether the process knows the type is no matter. Truths in bytes are 0 and 1."""
+    path, months = tmp_path / "t.parquet", pa.ExtensionArray.from_storage(Months(), pa.array([650, None]))
+    truths = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8()))
+    parquet.write_table(pa.table({"age": months, "town": ["Ulm", "Ulm"], "ill": truths}), path)
+    if known:
+        pa.register_extension_type(Months())
+    try:
+        for read in (check_structure, read_table):
+            with pytest.raises(DataError, match="column 'age' holds an extension of Arrow's"):
+                read(path, SCHEMA)
+        table = read_table(path, SCHEMA.model_copy(update={"columns": SCHEMA.columns[1:]}))
+    finally:
+        if known:
+            pa.unregister_extension_type("pandas.period")
+    assert table.columns["ill"].to_pylist() == ["1", "0"]
+
+
 POINTS = st.one_of(
     st.integers(0, 2**32 - 1), st.sampled_from([0xD800, 0xDFFF, 0x110000, ord("U"), ord("0"), ord("1"), 0x20, 0xF6])
 )

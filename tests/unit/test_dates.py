@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +67,33 @@ def test_typed_dates_of_parquet_are_dates(tmp_path: Path) -> None:
     )
     parquet.write_table(table, path)
     np.testing.assert_allclose(days(path), [[31, 0], [np.nan, np.nan]])
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_day_that_stands_for_none_does_so_with_a_time(tmp_path: Path, form: str) -> None:
+    """Databases export a date with a time: as text the day that means "none" was one of 1900, as a timestamp it was none."""
+    path, schema = tmp_path / f"d.{form}", SCHEMA.model_copy(update={"missing": ("1900-01-01",)})
+    if form == "csv":
+        path.write_text("death,admitted\n1900-01-01 00:00:00,1900-01-01\n2020-01-02T00:00:00,2020-01-01\n")
+    else:
+        none, day = datetime(1900, 1, 1), datetime(2020, 1, 1)  # noqa: DTZ001  in no zone
+        parquet.write_table(pa.table({"death": [none, day + timedelta(1)], "admitted": [none, day]}), path)
+    np.testing.assert_allclose(days(path, schema), [[np.nan, np.nan], [1, 0]])
+    _, counts = load_records(path, schema)
+    assert (told(counts, "missing"), told(counts, "outside")) == ({"death": 1, "admitted": 1}, {"death": 0, "admitted": 0})
+
+
+def test_times_of_twelve_bytes_are_of_any_year(tmp_path: Path) -> None:
+    """Spark, Hive and Impala write them, and the year 9999 for "for ever", which no int64 of nanoseconds holds."""
+    moments = [datetime(9999, 12, 31, 23, 59), datetime(1, 1, 1), datetime(1969, 12, 31, 23, 59, 59), None]  # noqa: DTZ001
+    schema = DatasetSchema(columns=(DateColumn(name="d", origin="1970-01-01", low=-1e6, high=3e6),))
+    column = pa.array(moments, pa.timestamp("us"))
+    parquet.write_table(pa.table({"d": column}), tmp_path / "d.parquet", use_deprecated_int96_timestamps=True)
+    assert "int96" in str(parquet.ParquetFile(tmp_path / "d.parquet").schema)
+    records, _ = load_records(tmp_path / "d.parquet", schema)
+    found = (records.features[:3, 0] + 1) / 2 * 4e6 - 1e6
+    first = date(1970, 1, 1).toordinal()
+    np.testing.assert_allclose(found, [moment.toordinal() - first for moment in moments if moment is not None], atol=1e-6)
 
 
 def test_a_schema_of_dates_keeps_its_form() -> None:

@@ -20,6 +20,8 @@ from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.images import read_image
+from veilsum_participant.data.quality import most_unmatched
+from veilsum_participant.data.slices import NoPixels
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
@@ -117,6 +119,24 @@ def test_pictures(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(small[0], want)
 
 
+@pytest.mark.parametrize(("entries", "turned"), [(4, False), (3, False), (3, True), (1, False)])
+def test_a_colour_that_a_palette_does_not_have_is_none(tmp_path: Path, entries: int, turned: bool) -> None:
+    """It was black. What the palette has more than the picture is no fault."""
+    for indices, known in (([0, 1, 2, 3], entries > 3), ([0, 0, 0, 0], True)):
+        image = Image.fromarray(np.array([indices], np.uint8)).copy()
+        image.putpalette(bytes(range(10, 10 + 3 * entries)))
+        exif = Image.Exif()
+        exif[0x0112] = 3 if turned else 1
+        image.save(tmp_path / "p.png", exif=exif, bits=8)
+        data = (tmp_path / "p.png").read_bytes()
+        place = data.index(b"PLTE")
+        assert int.from_bytes(data[place - 4 : place], "big") == 3 * entries
+        found = read_image(tmp_path, "p.png", (3, 1, 4))
+        assert isinstance(found, NoPixels) != known
+        if known:
+            np.testing.assert_array_equal(found[0, 0], [10 + 3 * index for index in indices])
+
+
 def test_a_turned_picture_is_turned_back(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 270 degrees to show it
@@ -186,6 +206,16 @@ def test_no_file_changes_anything_but_its_own_record(tmp_path: Path) -> None:
     assert lost[2:12].all(), "none of the first ten is an image in the folder"
     assert lost[-1]
     assert records.present[:, 0].all()
+
+
+def test_images_that_are_not_read_count_as_cells_that_match_nothing(tmp_path: Path) -> None:
+    """A record that names none has a missing value; a folder of which half was not copied is one to look at."""
+    images = write_table(tmp_path, [("p1", name, "60", "0") for name in ("one.png", "gone.png", "", "NA")])
+    Image.fromarray(PIXELS).save(tmp_path / "scans" / "one.png")
+    records, counts = load_records(images, schema_for())
+    assert records.present[:, 1:].all(axis=1).tolist() == [True, False, False, False]
+    assert [(cells.missing, cells.unmatched) for cells in counts.values()] == [(0, 0), *[(2, 1)] * PIXELS.size, (0, 0)]
+    assert most_unmatched(images, schema_for(), subject=None, header=True) == 0.5
 
 
 def test_what_is_wrong_is_told_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

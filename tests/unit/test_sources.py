@@ -13,13 +13,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 import pytest
 
 from support.tables import SCHEMA, groups_of, rows_of
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
-from veilsum_participant.data import check_dataset, check_structure, load_records, sources
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data import check_dataset, check_structure, load_records, reader, sources
+from veilsum_participant.data.sources import query_rows, read_table
+from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.query import SourceQuery, origin
@@ -157,6 +159,83 @@ def test_columns_that_no_file_has_become_what_a_file_would_hold(tmp_path: Path) 
     listed = SourceQuery("records", text.replace("sum(7::BIGINT)", "[7]"), files=query.files)
     with pytest.raises(DataError, match=r"The query of dataset records: column 'age' holds list\."):
         check_structure(listed, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "log", ["_delta_log/00000000000000000000.json", ".hoodie/hoodie.properties", "metadata/00000-1.metadata.json"]
+)
+@pytest.mark.parametrize("asked", ["folder", "glob", "partition", "query"])
+def test_the_files_of_a_table_with_a_log_are_not_all_records(tmp_path: Path, log: str, asked: str) -> None:
+    """Rows that were changed or deleted stay in files of which the log alone says that they do not count any more."""
+    (tmp_path / "t" / "year=2024").mkdir(parents=True)
+    parquet.write_table(table(ROWS), tmp_path / "t" / "year=2024" / "part-0.parquet")
+    folder = tmp_path / "t"
+    source: Any = {"glob": folder / "*" / "*.parquet", "partition": folder / "year=2024"}.get(asked, folder)
+    if asked == "query":
+        source = SourceQuery("records", "SELECT * FROM t", files={"t": folder})
+    assert read_table(source, SCHEMA).rows == len(ROWS)
+    (folder / log).parent.mkdir()
+    (folder / log).write_text("{}")
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError, match="is a table of Delta Lake, Iceberg or Hudi, whose log says which"):
+            read(source, SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["_temporary/0/part-0.parquet", ".staging/part-0.parquet", "_part-1.parquet"])
+def test_what_a_broken_write_leaves_in_a_folder_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    """Spark, Hive and Arrow leave it aside; with it, records would count twice."""
+    parquet.write_table(table(ROWS), tmp_path / "part-0.parquet")
+    (tmp_path / "_SUCCESS").touch()
+    assert read_table(tmp_path, SCHEMA).rows == len(ROWS)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table(ROWS), tmp_path / name)
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError, match=r"holds Parquet in names that begin with \. or _"):
+            read(tmp_path, SCHEMA)
+    assert read_table(tmp_path / "part*.parquet", SCHEMA).rows == len(ROWS)
+
+
+def test_a_query_does_not_see_integers_that_are_none(tmp_path: Path) -> None:
+    """DuckDB gives a stay of a day as 86,400 million."""
+    stays = pa.array([86_400_000_000] * len(ROWS)).cast(pa.duration("us"))
+    parquet.write_table(table(ROWS).append_column('st"ay', stays), tmp_path / "t.parquet")
+    query = SourceQuery("records", "SELECT * FROM t", files={"t": tmp_path / "t.parquet"})
+    assert query_rows(query).column_names == list(NAMES)
+    assert read_table(query, SCHEMA).rows == len(ROWS)
+    with pytest.raises(DataError, match="Binder Error: Referenced column"):
+        check_structure(replace(query, text='SELECT "st""ay" AS age, town, ill FROM t'), SCHEMA)
+    parquet.write_table(pa.table({"stay": stays}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="none of its columns holds numbers or texts"):
+        check_structure(query, SCHEMA)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "npz", "query"])
+def test_more_records_than_memory_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """Where all are held, or all persons told apart; batches hold their own, however many there are."""
+    frame = pa.table(
+        {"who": [f"p{row}" for row in range(2_000)], "age": [1.0] * 2_000, "town": ["Ulm"] * 2_000, "ill": ["0"] * 2_000}
+    )
+    path = tmp_path / f"t.{form}"
+    {"csv": pacsv.write_csv, "npz": write_npz}.get(form, parquet.write_table)(frame, path)
+    source = (
+        SourceQuery("records", "SELECT * FROM t", files={"t": path.rename(tmp_path / "t.parquet")})
+        if form == "query"
+        else path
+    )
+    reads = [load_records, check_dataset, lambda *given: list(stream_records(*given, "who", rows=10, persons=10_000))]
+    for read in reads:
+        read(source, SCHEMA)
+    monkeypatch.setattr(reader, "_memory", lambda: 20_000)
+    if form != "npz":
+        assert sum(map(len, stream_records(source, SCHEMA, None, rows=10))) == len(frame)
+    for read in reads[: 2 if form == "query" else 3]:
+        with pytest.raises(DataError, match=r"holds more records than fit into this machine's memory"):
+            read(source, SCHEMA)
+
+
+def write_npz(frame: Any, path: Path) -> None:
+    numpy = {name: frame[name].to_numpy() for name in frame.column_names}
+    np.savez(path, **{name: cells if name == "age" else cells.astype("U9") for name, cells in numpy.items()})
 
 
 @pytest.mark.parametrize("kind", ["UHUGEINT", "BIT"])

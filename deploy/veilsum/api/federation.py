@@ -14,7 +14,17 @@ from veilsum.access import SETTINGS, AnalystConfig, resolve_access
 from veilsum.api.datasets import Dataset
 from veilsum.api.options import Options
 from veilsum.api.studies import Run
-from veilsum.tables import as_table, column_values, deal_rows, read_sites, site_files, site_name, split_sites, write_sites
+from veilsum.tables import (
+    as_table,
+    column_values,
+    deal_rows,
+    read_sites,
+    read_used,
+    site_files,
+    site_name,
+    split_sites,
+    write_sites,
+)
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
 from veilsum_node.identity import Credentials, load_credentials
@@ -287,9 +297,7 @@ def _dealt(
     if isinstance(data, str | Path):
         if site_column is not None:
             return read_sites(Path(data), schema, site_column=site_column, subject=subject)
-        from veilsum_participant.data.sources import read_table
-
-        return deal_rows(as_table(read_table(Path(data), schema).columns, str(data)), sites or 4, seed)
+        return deal_rows(as_table(read_used(Path(data), schema).columns, str(data)), sites or 4, seed)
     table = as_table(data, "data")
     if site_column is not None:
         return split_sites(table, column_values(table, site_column, "data"), site_column)

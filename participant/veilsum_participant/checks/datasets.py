@@ -12,6 +12,7 @@ from veilsum_participant.data import FindingKind, check_dataset
 from veilsum_participant.data.check import AGREED, Finding
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.parquet_files import file_parts
+from veilsum_participant.data.quality import count_lines
 from veilsum_participant.data.sources import asked_query, check_derived, query_rows, reader_of
 from veilsum_participant.data.table import require_columns
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -21,6 +22,9 @@ from veilsum_privacy.study.schema import DatasetSchema
 
 _TEXTS, _LONGEST = 10, 60
 """Texts that are shown of a column, and letters of each."""
+
+_UNREAD = {FindingKind.MISSING, FindingKind.NOT_A_NUMBER}
+"""What records without pixels or tokens have in their place."""
 
 
 def dataset(
@@ -70,7 +74,7 @@ def dataset(
     derived = set(offered.derived)
     for column, found in wrong.items():  # a line each: of a wide file an operator reads what needs a look
         kinds = {finding.kind: finding.count for finding in found}
-        if column in derived and kinds == {FindingKind.MISSING: unread}:
+        if column in derived and kinds.keys() <= _UNREAD and sum(kinds.values()) == unread:
             continue
         known = all(kind in AGREED for kind in kinds)  # what becomes of it was agreed
         told = "; ".join(map(str, found))
@@ -86,7 +90,7 @@ def dataset(
         told = f"{worst.share:.2%} of the cells of column {worst.column!r} match nothing, most_unmatched is"
         advice = "A participant that starts with the site's own schema of it accepts no study of it. Correct what is stored."
         yield Check(label, CheckOutcome.FAILED, f"{told} {offered.most_unmatched:.2%}: it would be withheld", advice)
-    yield from _values_of_json(label, offered)
+    yield from _lines(label, source)
     yield from _misses(label, name, offered)
     if offered.most_records > schema.max_records:
         share = f"{schema.max_records:,} of {offered.most_records:,}"
@@ -98,22 +102,20 @@ def dataset(
         yield Check(label, CheckOutcome.OK, told, advice if several else "")
 
 
-def _values_of_json(label: str, offered: DatasetConfig) -> Iterator[Check]:
-    """How many values the tables of a query hold that are JSON, and what is left out of them."""
-    if not any(map(is_json, offered.files.values())):
-        return
-    from veilsum_participant.data.duck import count_json
-
-    for table, path in offered.files.items():
-        if not is_json(path):
-            continue
-        values, others = count_json(path, offered.dialect)
+def _lines(label: str, source: Source) -> Iterator[Check]:
+    """How many records, or values of JSON, the tables of a query hold that are text, and what is left out of them."""
+    for table, path, found in count_lines(source):
+        what = "JSON value" if is_json(path) else "record"
         part = "document" if is_document(path) else "line"
-        told = f"table {table!r}: {counted(values, 'JSON value')}; {counted(others, part)} left out, being none"
-        if not values:
+        told = f"table {table!r}: {counted(found.read, what)}; {counted(found.left_out, part)} left out, being none"
+        if found.twice:
+            twice = f"table {table!r}: {counted(found.twice, what)} with a key twice, of which the first counts"
+            yield Check(label, CheckOutcome.WARNING, twice, "Other software takes the last: correct the file.")
+        if not found.read and (found.left_out or is_json(path)):
             advice = "A .ndjson file has a value a line; call a file of one document, in whatever lines, .json."
-            yield Check(label, CheckOutcome.FAILED, told, advice if others else "Is this the right file?")
-        elif others:
+            advice = advice if found.left_out and is_json(path) else "Is this the right file?"
+            yield Check(label, CheckOutcome.FAILED, told, advice)
+        elif found.left_out:
             yield Check(label, CheckOutcome.WARNING, told, "Correct the file: no query sees these.")
         else:
             yield Check(label, CheckOutcome.OK, told)

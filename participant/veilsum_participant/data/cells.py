@@ -50,20 +50,21 @@ class JudgedColumn:
 
 def judge_table(columns: Mapping[str, Any], schema: DatasetSchema) -> Iterator[JudgedColumn]:
     """Judge every column of a schema in its order, then that of its classes, among all that were read."""
+    missing = [text.strip() for text in schema.missing]
     for column in schema.columns:
         if isinstance(column, NumberColumn):
             if isinstance(column, DateColumn):
-                values, absent, invalid = _dates(columns, column, [*schema.missing])
+                values, absent, invalid = _dates(columns, column, missing)
             else:
-                values, absent, invalid = _numbers(columns[column.name], [*schema.missing])
+                values, absent, invalid = _numbers(columns[column.name], missing)
             values = np.where(absent | invalid, np.nan, values)
             with np.errstate(invalid="ignore"):
                 outside = (values < column.low) | (values > column.high)
             yield JudgedColumn(column.name, column, column.name, values, absent, invalid & ~absent, outside)
         else:
-            yield _judge_categories(columns[column.source], column, schema.missing)
+            yield _judge_categories(columns[column.source], column, missing)
     if schema.label is not None:
-        yield judge_labels(columns[schema.label.column], schema.label, schema.missing)
+        yield judge_labels(columns[schema.label.column], schema.label, missing)
 
 
 def _numbers(array: Any, texts: list[str]) -> tuple[NDArray[np.float64], Bools, Bools]:
@@ -92,7 +93,7 @@ def _numbers(array: Any, texts: list[str]) -> tuple[NDArray[np.float64], Bools, 
 @lru_cache(maxsize=64)
 def _coded(texts: tuple[str, ...]) -> tuple[float, ...]:
     """Those of a schema's texts for missing that are numbers."""
-    return tuple(float(text) for text in texts if exact(text.strip(), padded=True) is not None)
+    return tuple(float(text) for text in texts if exact(text, padded=True) is not None)
 
 
 def _dates(columns: Mapping[str, Any], column: DateColumn, texts: list[str]) -> tuple[NDArray[np.float64], Bools, Bools]:
@@ -107,12 +108,10 @@ def _dates(columns: Mapping[str, Any], column: DateColumn, texts: list[str]) -> 
 def _days(array: Any, missing: list[str]) -> tuple[NDArray[np.float64], Bools, Bools]:
     """Days from 1970-01-01 to the date of each cell, and which are missing, and which do not hold a date."""
     texts = pc.cast(array, pa.large_string())
-    gone = pc.or_(
-        pc.is_null(texts), pc.fill_null(pc.is_in(texts, value_set=pa.array([*missing, ""], pa.large_string())), True)
-    )
-    day = pc.utf8_slice_codeunits(texts, 0, 10)
     shaped = pc.fill_null(pc.match_substring_regex(texts, _DATE), False)
-    given = pc.if_else(shaped, day, pa.scalar(None, pa.large_string()))
+    given = pc.if_else(shaped, pc.utf8_slice_codeunits(texts, 0, 10), pa.scalar(None, pa.large_string()))
+    named = pa.array([*missing, ""], pa.large_string())
+    gone = pc.or_(pc.is_null(texts), pc.or_(pc.is_in(texts, value_set=named), pc.is_in(given, value_set=named)))
     moments = pc.strptime(given, format="%Y-%m-%d", unit="s", error_is_null=True)
     same = pc.fill_null(pc.equal(pc.strftime(moments, format="%Y-%m-%d"), pc.cast(given, pa.string())), False)
     valid, absent = _mask(same), _mask(gone)
@@ -131,7 +130,7 @@ def _judge_categories(array: Any, column: CategoryColumn, missing: Iterable[str]
     if not isinstance(column, CodeColumn):
         means = _meaning([(text, code) for code, text in enumerate(column.categories)], missing)
     else:
-        gone = {"", *(text.strip() for text in missing)}
+        gone = {"", *missing}
 
         def means(text: str) -> tuple[int, bool]:
             absent = text in gone or text.casefold() == "nan"  # a text for missing is never a code

@@ -18,7 +18,7 @@ from veilsum_participant.data.cells import JudgedColumn, judge_table
 from veilsum_participant.data.lines import MAX_LINE, Fault
 from veilsum_participant.data.quality import ColumnCells
 from veilsum_participant.data.sources import read_table, reader_of
-from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.data.subjects import number_subjects, rounded
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import CodeColumn, DatasetSchema, DateColumn, NumberColumn
 
@@ -50,6 +50,7 @@ class FindingKind(StrEnum):
     UNKNOWN_CLASS = "unknown class"
     MISSING = "missing value"
     OTHER_CODE = "code of no group"
+    ROUNDED = "rounded identifier"
     BROKEN_ROW = Fault.CELLS.value
     OPEN_QUOTE = Fault.QUOTE.value
     LONG_LINE = Fault.LENGTH.value
@@ -133,13 +134,15 @@ def check_dataset(
     cells = []
     for judged in judge_table(table.columns, schema):
         cells.append(ColumnCells(judged.name))
-        cells[-1].add(judged.missing, judged.outside, judged.invalid, table.columns[judged.source])
+        cells[-1].add(judged.missing, judged.outside, judged.invalid, table.columns[judged.source], len(table.broken))
         found += [(judged.name, kind, numbers[mask], expected) for kind, mask, expected in _faults(judged, schema)]
     per_person = None
     if subject is not None:
         persons, nobody = number_subjects(table.subjects)
         per_person = np.unique(persons, return_counts=True)[1]
         found.append((subject, FindingKind.MISSING, numbers[nobody], "the record counts as a person of its own"))
+        told = "several persons may share it, as one: store texts with all digits"
+        found.append((subject, FindingKind.ROUNDED, numbers[rounded(table.subjects)], told))
     for fault in dict.fromkeys(table.broken.values()):
         rows = [row for row, other in table.broken.items() if other is fault]
         found.append((None, FindingKind(fault.value), rows, _UNUSED[fault]))

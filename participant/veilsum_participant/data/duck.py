@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
-from veilsum_participant.data.json_files import json_texts
+from veilsum_participant.data.json_files import has_key_twice, json_texts
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import ParquetReader, file_parts
 from veilsum_participant.data.reader import (
@@ -98,11 +98,8 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
                     found = _answer(self.connection, self.query)
                     if set() < set(asked.names) < set(found.columns):
                         found = found.select(*map(duckdb.ColumnExpression, asked.names))
-                    if asked.rows is None:
-                        yielded, reader = found.to_arrow_table(), iter(())
-                    else:
-                        reader = found.to_arrow_reader(asked.rows)
-                        yielded = reader.schema.empty_table()
+                    reader = found.to_arrow_reader(asked.most)
+                    yielded = reader.schema.empty_table()
                 else:
                     batch = next(reader, None)
                     if batch is None:
@@ -175,9 +172,9 @@ def _open(connection: Any, query: SourceQuery) -> list[_Texts]:
             texts.append(_texts(path, query.dialect))
             connection.register(name, texts[-1])
         else:
-            parts = _parts(path)
+            parts, columns = _parts(path)
             connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
-            connection.read_parquet(parts).create_view(name)
+            connection.read_parquet(parts).project(columns).create_view(name)
     connection.execute("SET enable_external_access = false")
     return texts
 
@@ -287,7 +284,8 @@ def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None
     if is_json(path) or is_csv(path):
         connection.register(name, _texts(path, dialect).schema.empty_table())
     else:
-        connection.read_parquet(_parts(path)).limit(0).create(name)
+        parts, columns = _parts(path)
+        connection.read_parquet(parts).project(columns).limit(0).create(name)
 
 
 def _texts(path: Path, dialect: Dialect) -> _Texts:
@@ -335,27 +333,54 @@ def _judged(connection: Any, lines: Any) -> Any:
     return told["valid"].combine_chunks()
 
 
-def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
-    """How many values files of JSON hold, a document being one, and how many of their lines or documents are left out.
+class TextCounts(NamedTuple):
+    """What a file of text holds.
+
+    Attributes:
+        read: records of a CSV file; of JSON values, a document being one.
+        left_out: of its lines, or documents, those that are none.
+        twice: of its values, those with an object that has one key twice, of which DuckDB takes the first and others the last.
+    """
+
+    read: int
+    left_out: int
+    twice: int = 0
+
+
+def count_texts(path: Path, dialect: Dialect = PLAIN) -> TextCounts:
+    """Count what a query sees of a file of text, or of a glob of JSON.
 
     Raises:
         DataError: the file does not exist, or it cannot be read.
     """
     left_out: Counter[Fault] = Counter()
-    read = valid = 0
+    read = valid = twice = 0
+    if not is_json(path):
+        reader = CsvReader(path, dialect=dialect)
+        parts = [(part.table.num_rows, len(part.broken)) for part in reader.parts(RowRequest((reader.columns() or [])[:1]))]
+        return TextCounts(sum(rows for rows, _ in parts), sum(broken for _, broken in parts))
     with _connection() as connection:
         for lines in json_texts(path, dialect, left_out):
             read += len(lines) if is_document(path) else pc.not_equal(pc.utf8_trim_whitespace(lines), "").true_count
-            valid += _judged(connection, lines).true_count
-    return valid, read - valid + left_out.total()
+            found = lines.filter(_judged(connection, lines))
+            valid += len(found)
+            twice += sum(map(has_key_twice, found.to_pylist()))
+    return TextCounts(valid, read - valid + left_out.total(), twice)
 
 
-def _parts(path: Path) -> list[str]:
-    """The Parquet files that a path means, which have to be alike."""
+def _parts(path: Path) -> tuple[list[str], str]:
+    """The Parquet files that a path means, which have to be alike, and the columns that a query may see.
+
+    Not those of which only Arrow's note tells that their integers are none, such as durations: DuckDB does not read it.
+    """
     found = ParquetReader(path).layout()
     _told_apart(str(path), found[0].schema.names)
     for other in found:
         if not other.schema.equals(found[0].schema):
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
-    return [one.label for one in found]
+    odd = [field.name for field in found[0].schema if isinstance(field.type, pa.DurationType | pa.OpaqueType)]
+    if len(odd) == len(found[0].schema):
+        raise DataError(f"{path}: none of its columns holds numbers or texts.", "Store these.")
+    hidden = ", ".join(f'"{name.replace(chr(34), 2 * chr(34))}"' for name in odd)
+    return [one.label for one in found], f"* EXCLUDE ({hidden})" if odd else "*"

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_table
 from veilsum_participant.data.quality import ColumnCells
+from veilsum_participant.data.reader import check_held
 from veilsum_participant.data.sources import opened, tried
 from veilsum_participant.data.subjects import number_parts
 from veilsum_participant.data.table import Table
+from veilsum_participant.datasets import record_bytes
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.mechanism.records import Records, join_batches
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -35,18 +37,22 @@ def load_records(
     its ``header`` has to be what the schema says.
 
     Raises:
-        DataError: the file's structure is wrong (missing, unreadable, or without a column of the schema), or it is damaged;
-            or the query fails.
+        DataError: the file's structure is wrong (missing, unreadable, or without a column of the schema), it is damaged, or
+            its records do not fit into memory; or the query fails.
         Unavailable: the database is away.
     """
     with opened(source, schema, subject=subject, header=header) as tables:
-        return encode_tables(tables.read(), schema)
+        return encode_tables(tables.read(), schema, source)
 
 
-def encode_tables(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Records, dict[str, ColumnCells]]:
+def encode_tables(
+    tables: Iterable[Table], schema: DatasetSchema, source: object = "A table"
+) -> tuple[Records, dict[str, ColumnCells]]:
     """The records of a source's tables, as :func:`load_records` has them: texts are let go with each table."""
-    parts, identifiers, found = list[Records](), list[Any](), dict[str, ColumnCells]()
+    parts, identifiers, found, rows = list[Records](), list[Any](), dict[str, ColumnCells](), 0
     for table in tables:
+        rows += table.rows
+        check_held(source, rows * record_bytes(schema))
         parts.append(encode_table(table, schema, found))
         if table.subjects is not None:
             identifiers.append(table.subjects)

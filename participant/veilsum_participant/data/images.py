@@ -69,7 +69,8 @@ def pixel_columns(images: Images, files: Any, wanted: list[str]) -> tuple[dict[s
         wanted: names of pixels.
 
     Returns:
-        Arrays (n,) of float64, NaN where an image is missing; and how many records have none, by reason.
+        Arrays (n,) of float64, NaN where no image is named and infinite where the named one is not read; and how many records
+        have none, by reason.
     """
     known = {name: place for place, name in enumerate(pixel_names(images.shape))}
     places = [known[name] for name in wanted]
@@ -80,6 +81,7 @@ def pixel_columns(images: Images, files: Any, wanted: list[str]) -> tuple[dict[s
         pixels = _reading.decode(images.folder, name, images.shape)
         if isinstance(pixels, NoPixels):
             refused[pixels] += 1
+            found[row] = np.inf if name else np.nan
         else:
             found[row] = pixels.ravel()[places]
     return {name: pa.array(found[:, place]) for place, name in enumerate(wanted)}, refused
@@ -262,6 +264,8 @@ def _open_picture(file: IO[bytes], head: bytes) -> Slices:
     image = ImageOps.exif_transpose(opened)
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "I", "I;16"):
         raise NotAnImage(NoPixels.COLOURS)
+    if image.mode == "P" and int(np.asarray(image).max()) >= len(image.getpalette() or ()) // 3:
+        raise NotAnImage(NoPixels.DAMAGED)  # a colour that the palette does not have would be black
     wide = image.mode.startswith("I")
     if image.has_transparency_data and (wide or image.convert("RGBA").getchannel("A").getextrema() != (255, 255)):
         raise NotAnImage(NoPixels.COLOURS)

@@ -5,8 +5,10 @@ Where nothing is declared, its first bytes say whether and how it is compressed,
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,19 @@ def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault]) -> Iterat
                 yield pa.array([document], pa.large_string())
             else:
                 yield from texts(part, own, left_out)
+
+
+def has_key_twice(text: str) -> bool:
+    """Whether an object in a text of JSON has one key twice."""
+    found = False
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal found
+        found = found or len(dict(pairs)) < len(pairs)
+
+    with suppress(ValueError, RecursionError):  # what only DuckDB reads
+        json.loads(text, object_pairs_hook=look, parse_int=len, parse_float=len)
+    return found
 
 
 _OPENINGS = {"utf-16-le": (b"{\0", b"[\0"), "utf-16-be": (b"\0{", b"\0[")}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import DataError, Misuse, raising
 from veilsum_participant.data import typed
 from veilsum_participant.data.formats import readable
-from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
+from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart, check_held
 from veilsum_participant.data.table import require_columns, unreadable_column, wanted_columns
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -56,7 +56,9 @@ class NpzReader(FileReader):
         with readable(self._path):
             places = {name: place for name, place in self._places()[0].items() if name in asked.names}
             with _HEADERS, zipfile.ZipFile(self._path) as archive:
-                arrays = {name: _array(archive, name) for name in {array for array, _ in places.values()}}
+                members = {array: _member(archive, array) for array, _ in places.values()}
+                check_held(self._path, sum(member.file_size for member in members.values()))
+                arrays = {name: _array(archive, member) for name, member in members.items()}
             columns = {
                 name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
                 for name, (array, column) in places.items()
@@ -117,9 +119,12 @@ def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]
     return shapes, dtypes
 
 
-def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+def _member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    return archive.getinfo(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     """An array of an archive; a short one, of which there may be thousands, is decompressed before its header is read."""
-    member = archive.getinfo(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
     with BytesIO(archive.read(member)) if member.file_size <= _SHORT else archive.open(member) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return array

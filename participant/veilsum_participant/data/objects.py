@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,11 @@ _FETCH = 1 << 22
 
 _CERTIFICATES = 1 << 24
 """Bytes of the largest file of certificates."""
+
+LOGS = ("_delta_log", ".hoodie")
+"""Folders beside the files of a table of Delta Lake, or of Hudi."""
+
+_LOGGED = re.compile(r"(^|/)(_delta_log|\.hoodie)/|/metadata/[^/]*\.metadata\.json$")
 
 _AWAY = ("NETWORK_CONNECTION", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "THROTTLING", "INTERNAL_FAILURE", "REQUEST_TIMEOUT")
 """Words of the client for what passes by itself."""
@@ -82,10 +88,32 @@ def stored_files(bucket: Bucket) -> list[StoredFile]:
         if not base:
             raise DataError(f"{bucket}: the bucket itself must be named.", "url = 's3://bucket/folder/*.parquet'")
         infos = filesystem.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
-    keys = sorted(info.path for info in infos if info.type == fs.FileType.File and fnmatch.fnmatchcase(info.path, pattern))
-    if not (found := [key for key in keys if key.lower().endswith((".parquet", ".pq"))]):
+    keys = sorted(info.path for info in infos if info.type == fs.FileType.File)
+    found = [key for key in keys if fnmatch.fnmatchcase(key, pattern) and key.lower().endswith((".parquet", ".pq"))]
+    if not found:
         raise DataError(f"{bucket}: no Parquet object has such a name.", "Check the URL.")
+    below = [key.removeprefix(base) for key in found] if pattern != place else ()
+    check_whole(bucket, below, logged=any(map(_LOGGED.search, keys)))
     return [StoredFile(bucket, key, filesystem) for key in found]
+
+
+def check_whole(label: object, names: Iterable[str], *, logged: bool) -> None:
+    """Insist that files which were found together are all records, each once: other software leaves some aside.
+
+    Args:
+        label: of them, in messages.
+        names: of those that no glob chose, from the folder on that they were found in.
+        logged: whether a table's log lies beside them.
+
+    Raises:
+        DataError: that log says which of the files count; or what begins with . or _ is left of a broken write.
+    """
+    if logged:
+        told = f"{label}: is a table of Delta Lake, Iceberg or Hudi, whose log says which of its files count."
+        raise DataError(told, "Write what it holds now as Parquet elsewhere.")
+    if any(part[:1] in (".", "_") for name in names for part in name.split("/")):
+        told = f"{label}: holds Parquet in names that begin with . or _, as what a broken write leaves."
+        raise DataError(told, "Move it away, or name the files by a glob.")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.formats import CHECK_FORMAT, readable
-from veilsum_participant.data.objects import AnyFile, StoredFile, open_file, stored_files
+from veilsum_participant.data.objects import LOGS, AnyFile, StoredFile, check_whole, open_file, stored_files
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PARQUET
 from veilsum_participant.settings.query import Bucket
@@ -30,7 +30,7 @@ def file_parts(path: Path | Bucket) -> Sequence[AnyFile]:
     """The files that a path means, in the order of their names: itself, all Parquet files in a folder, or all of a glob.
 
     Raises:
-        DataError: there is none.
+        DataError: there is none, or they are not all records (:func:`.check_whole`).
     """
     if isinstance(path, Bucket):
         return stored_files(path)
@@ -47,6 +47,14 @@ def file_parts(path: Path | Bucket) -> Sequence[AnyFile]:
         what = "no file has such a name"
     if not found:
         raise DataError(f"{path}: {what}.", "Check the path.")
+    folders = {folder for part in found for folder in part.absolute().parents}
+    logs = (
+        log
+        for folder in folders
+        for log in (*(folder / name for name in LOGS), *(folder / "metadata").glob("*.metadata.json"))
+    )
+    below = [part.relative_to(path).as_posix() for part in found] if path.is_dir() else ()
+    check_whole(path, below, logged=any(log.exists() for log in logs))
     return sorted(found)
 
 
@@ -66,29 +74,27 @@ class ParquetReader(FileReader):
         return found
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        place, rows, read = 0, asked.rows, list(asked.names)
+        place, read = 0, list(asked.names)
         with readable(self._file):
             for part in file_parts(self._file):
                 with open_parquet(part) as file:
-                    if rows is None:
-                        table = file.read(columns=read)
-                        yield SourcePart(_in_its_zone(table), place)
-                        place += table.num_rows
-                        continue
-                    for group in range(file.num_row_groups):
-                        end = place + file.metadata.row_group(group).num_rows
+                    every = [*range(file.num_row_groups)]
+                    for groups in [[group] for group in every] if asked.wanted else [every] if every else []:
+                        end = place + sum(file.metadata.row_group(group).num_rows for group in groups)
                         if asked.wanted is None or asked.wanted(place, end):
-                            for batch in file.iter_batches(rows, row_groups=[group], columns=read):
+                            for batch in file.iter_batches(asked.most, row_groups=groups, columns=read):
                                 yield SourcePart(_in_its_zone(pa.Table.from_batches([batch])), place)
                                 place += batch.num_rows
                         place = end
                     empty = file.schema_arrow.empty_table().select(read)
-            if rows is not None and not place:
+            if not place:
                 yield SourcePart(_in_its_zone(empty))
 
 
 def _written(found: Any) -> Any:
-    """The columns and types of a file, with what only Arrow's note tells: which numbers are durations, and zones of times."""
+    """The columns and types of a file, with what only Arrow's note tells: zones of times, and which numbers are durations or
+    of another type that nothing here reads, such as pandas' periods.
+    """
     note = (found.metadata or {}).get(_NOTE)
     if note is None:
         return found
@@ -97,7 +103,11 @@ def _written(found: Any) -> Any:
     except (pa.ArrowInvalid, OSError, ValueError):
         return found
     for place, field in enumerate(found):
-        kind = told.field(field.name).type if told.names.count(field.name) == 1 else field.type
+        own = told.field(field.name) if told.names.count(field.name) == 1 else field
+        kind = own.type
+        extension = getattr(kind, "extension_name", "") or (own.metadata or {}).get(b"ARROW:extension:name", b"")
+        if pa.types.is_integer(field.type) and extension not in ("", b"", "arrow.bool8"):
+            found = found.set(place, field.with_type(pa.opaque(field.type, "an extension of Arrow's", "Arrow")))
         timed = pa.types.is_timestamp(kind) and kind.tz is not None and pa.types.is_timestamp(field.type)
         if (timed and field.type.tz is not None) or (pa.types.is_duration(kind) and pa.types.is_integer(field.type)):
             found = found.set(place, field.with_type(pa.timestamp(field.type.unit, kind.tz) if timed else kind))
@@ -124,6 +134,7 @@ def open_parquet(path: AnyFile) -> Any:
         footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0c" + _NOTE)
     metadata = parquet.read_metadata(pa.BufferReader(b"PAR1" + footer))
     asked = {"metadata": metadata, "pre_buffer": False, "page_checksum_verification": True}
+    asked["coerce_int96_timestamp_unit"] = "ms"  # in nanoseconds, Arrow's own, the year 9999 of Spark and Hive is 1816
     if isinstance(path, StoredFile):
         return parquet.ParquetFile(path.open(), buffer_size=_FETCH, **asked)
     return parquet.ParquetFile(path, buffer_size=_BUFFER, **asked)

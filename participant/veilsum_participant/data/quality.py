@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,14 @@ import pyarrow.compute as pc
 
 from veilsum_aggregation.arrays import Bools
 from veilsum_participant.data.cells import judge_table
-from veilsum_participant.data.sources import opened
+from veilsum_participant.data.sources import asked_query, opened
 from veilsum_participant.data.table import Table
-from veilsum_participant.settings.query import Source
+from veilsum_participant.settings.forms import is_json
+from veilsum_participant.settings.query import Source, is_csv
 from veilsum_privacy.study.schema import DatasetSchema
+
+if TYPE_CHECKING:
+    from veilsum_participant.data.duck import TextCounts
 
 _ROWS = 1 << 16
 
@@ -30,8 +35,8 @@ class ColumnCells:
         read: how many there are.
         missing: of these, without a value.
         outside: numbers out of their bounds.
-        unmatched: no number, category, class or date.
-        texts: how often which of the latter occurs.
+        unmatched: no number, category, class or date; or of a row that is not used.
+        texts: how often which of them occurs in a row that is used.
     """
 
     column: str
@@ -41,12 +46,15 @@ class ColumnCells:
     unmatched: int = 0
     texts: Counter[str] = field(default_factory=Counter, repr=False)
 
-    def add(self, missing: Bools, outside: Bools, unmatched: Bools, array: Any = None) -> None:
-        """Count some cells (n,) of the column; their ``texts`` too, where the ``array`` that was judged is given."""
-        self.read += len(missing)
+    def add(self, missing: Bools, outside: Bools, unmatched: Bools, array: Any = None, broken: int = 0) -> None:
+        """Count some cells (n,) of the column, and those of ``broken`` rows, which mean nothing.
+
+        Their ``texts`` too, where the ``array`` that was judged is given.
+        """
+        self.read += len(missing) + broken
         self.missing += int(np.count_nonzero(missing))
         self.outside += int(np.count_nonzero(outside))
-        self.unmatched += int(np.count_nonzero(unmatched))
+        self.unmatched += int(np.count_nonzero(unmatched)) + broken
         if array is not None and unmatched.any():
             told = pc.cast(array.filter(pa.array(unmatched)), pa.large_string()).value_counts().to_pylist()
             self.texts.update({str(item["values"]): item["counts"] for item in told})
@@ -65,15 +73,33 @@ def count_cells(tables: Iterable[Table], schema: DatasetSchema, *, texts: bool =
         for judged in judge_table(table.columns, schema):
             array = table.columns[judged.source] if texts else None
             cells = found.setdefault(judged.name, ColumnCells(judged.name))
-            cells.add(judged.missing, judged.outside, judged.invalid, array)
+            cells.add(judged.missing, judged.outside, judged.invalid, array, len(table.broken))
     return list(found.values())
 
 
 def most_unmatched(source: Source, schema: DatasetSchema, *, subject: str | None, header: bool) -> float:
-    """The largest share of unmatched cells in any column of a source, which is read in batches.
+    """The largest share of unmatched cells in any column of a source, which is read in batches; or of what is left out of the
+    lines of a file of text that it queries.
 
     Raises:
         DataError, Unavailable, ConfigurationError: as :func:`veilsum_participant.data.sources.opened`.
     """
     with opened(source, schema, subject=subject, header=header) as tables:
-        return max((cells.share for cells in count_cells(tables.read(_ROWS), schema, texts=False)), default=0.0)
+        shares = [cells.share for cells in count_cells(tables.read(_ROWS), schema, texts=False)]
+    lines = (counts for _, _, counts in count_lines(source))
+    return max([*shares, *(one.left_out / (one.read + one.left_out) for one in lines if one.left_out)])
+
+
+def count_lines(source: Source) -> Iterator[tuple[str, Path, TextCounts]]:
+    """Count what the query that a source asks sees of each table that is a file of text: its name, file and counts.
+
+    Raises:
+        DataError: one does not exist, or cannot be read.
+    """
+    if (query := asked_query(source)) is None:
+        return
+    for table, path in query.files.items():
+        if is_json(path) or is_csv(path):
+            from veilsum_participant.data.duck import count_texts  # what asks no query does without
+
+            yield table, path, count_texts(path, query.dialect)

@@ -7,15 +7,21 @@ the types in which the source stores its columns; what its cells mean is decided
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.settings.query import SourceQuery
+
+_PART = 1 << 24
+"""Numbers of a part, where a source may please: 128 MiB."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,11 @@ class RowRequest:
     rows: int | None = None
     order: str | None = None
     wanted: Callable[[int, int], bool] | None = None
+
+    @property
+    def most(self) -> int:
+        """Rows of a part of typed columns."""
+        return self.rows or max(1, _PART // max(1, len(self.names)))
 
 
 class OpenRows(ABC):
@@ -159,6 +170,26 @@ def distinct_names(names: Sequence[str]) -> None:
     """
     if len(set(names)) < len(names):
         raise DataError("The query yields two columns of one name.", "Give each a name of its own: AS.")
+
+
+def check_held(source: object, size: int) -> None:
+    """Insist that so many bytes, of which copies are made, are no more than the memory of the machine, or of its container.
+
+    Raises:
+        DataError: they are. Without this the kernel would end the process, at the same number of records.
+    """
+    if 2 * size > _memory():
+        raise DataError(f"{source}: holds more records than fit into this machine's memory.", "Read it where there is more.")
+
+
+@cache
+def _memory() -> int:
+    """Bytes of memory that this process may have."""
+    told = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # there is none, or "max"
+            told.append(int(Path(file).read_text()))
+    return min(told)
 
 
 def slow(query: SourceQuery) -> DataError:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import DataError, Unavailable
@@ -25,7 +26,7 @@ from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.images import check_images, pixel_columns
 from veilsum_participant.data.npz_files import NpzReader
 from veilsum_participant.data.parquet_files import ParquetReader
-from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, yielded
+from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, check_held, yielded
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
 from veilsum_participant.data.texts import load_tokenizer, token_columns
 from veilsum_participant.settings.forms import PLAIN
@@ -107,7 +108,10 @@ class SourceTables:
     def identifiers(self, rows: int) -> Iterator[Any]:
         """The column that tells subjects apart, in arrays of about so many rows, one at least."""
         if self.subject is not None:
+            read = 0
             for part in self.rows.parts(RowRequest([self.subject], rows)):
+                read += part.table.num_rows
+                check_held(self.source, 8 * read)
                 yield typed.identifiers(part.table[self.subject])
 
     def read(
@@ -193,8 +197,13 @@ def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = N
         DataError, Unavailable, ConfigurationError: as :func:`opened`. A connection that breaks is tried again after
             :data:`PAUSES`.
     """
+    parts, rows = list[Table](), 0
     with opened(source, schema, subject=subject, header=header) as tables:
-        return joined_tables([*tables.read()])
+        for table in tables.read():
+            rows += table.rows
+            check_held(source, 8 * rows * len(table.columns))
+            parts.append(table)
+    return joined_tables(parts)
 
 
 def query_rows(query: SourceQuery, names: Sequence[str] = ()) -> Any:
@@ -260,7 +269,9 @@ def _beside_derived(source: Derived, schema: DatasetSchema) -> DatasetSchema:
 
 def _with_derived(source: Derived, table: Table, schema: DatasetSchema) -> Table:
     wanted = [name for name in schema.file_columns if name not in table.columns]
+    gone = pa.array([text.strip() for text in schema.missing], pa.large_string())
     cells = table.columns[source.column]
+    cells = pc.if_else(pc.is_in(cells, value_set=gone), pa.scalar(None, cells.type), cells)
     made, unread = pixel_columns(source, cells, wanted) if isinstance(source, Images) else token_columns(source, cells, wanted)
     columns = table.columns | made
     return replace(table, columns={name: columns[name] for name in schema.file_columns}, unread=unread)

@@ -1,7 +1,8 @@
 """Which of a schema's texts a cell means: the one that it spells, else one of the same letters or the only one of its number.
 
 Codes are texts that look like numbers: in ICD-9 042 is HIV, 0042 would be a kind of Shigella. So a number's spelling counts
-before its value, and a text with a leading zero has no value. A letter and its accent may be one character or two.
+before its value, and a text with a leading zero has no value, nor one such as 1E1, a ward and not ten: software writes a sign
+before an exponent, or a point. A letter and its accent may be one character or two.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class Exact(NamedTuple):
 
 
 def exact(text: str, *, padded: bool = False) -> Exact | None:
-    """The number that a text spells; None where it spells none, or has a leading zero and is not ``padded`` on purpose."""
+    """The number that a text spells; None where it spells none, or looks like a code and is not ``padded`` on purpose."""
     found = _NUMBER.fullmatch(text)
     if found is None or not (found[2] or found[3]):
         return None
-    if not padded and len(found[2]) > 1 and found[2].startswith("0"):
+    bare = found[4] and found[4].isdigit() and "." not in text
+    if not padded and (bare or (len(found[2]) > 1 and found[2].startswith("0"))):
         return None
     digits = (found[2] + found[3]).lstrip("0")
     significant = digits.rstrip("0")

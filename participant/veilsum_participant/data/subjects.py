@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Bools
 from veilsum_participant.data.typed import joined
 
 BUCKETS = 1 << 16
@@ -53,6 +54,20 @@ def bucket_subjects(identifiers: Any) -> NDArray[np.int64]:
     buckets = (hashes * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(48)).astype(np.int64)  # Fibonacci hashing spreads integers
     places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     return cast(NDArray[np.int64], np.append(buckets, -1)[places])
+
+
+def rounded(identifiers: Any) -> Bools:
+    """Which identifiers (n,) are rounded, so that several persons may share one: as spreadsheets write long numbers, 1.2E+12,
+    or beyond the whole numbers that floating point tells apart.
+    """
+    if pa.types.is_floating(identifiers.type):
+        most = 2.0 ** (24 if pa.types.is_float32(identifiers.type) else 53)
+        found = pc.greater_equal(pc.abs(identifiers), pa.scalar(most, identifiers.type))
+    elif pa.types.is_string(identifiers.type) or pa.types.is_large_string(identifiers.type):
+        found = pc.match_substring_regex(identifiers, r"^[0-9]([.,][0-9]+)?[eE]\+[0-9]+$")
+    else:
+        return np.zeros(len(identifiers), dtype=np.bool_)
+    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def told(identifiers: Any) -> Any:

@@ -61,10 +61,10 @@ def typed_table(part: SourcePart, schema: DatasetSchema, subject: str | None = N
         schema, subject: of these.
         decimal: the mark between whole and decimal places of numbers that stand as text.
     """
-    columns, named = {}, named_texts(schema)
+    columns, named, missing = {}, named_texts(schema), [text.strip() for text in schema.missing]
     for name in schema.file_columns:
         known, cells = named.get(name), part.table[name]
-        columns[name] = typed.values(cells, decimal) if known is None else typed.texts(cells, known)
+        columns[name] = typed.values(cells, decimal, missing) if known is None else typed.texts(cells, known)
     subjects = None if subject is None else typed.identifiers(part.table[subject])
     return Table(columns, part.table.num_rows, subjects, part.broken)
 

@@ -69,8 +69,8 @@ def token_columns(texts: Texts, cells: Any, wanted: list[str]) -> tuple[dict[str
         wanted: names of tokens.
 
     Returns:
-        Arrays (n,) of float64: 0 beyond a text's end, else 1 plus the token's number; NaN where there is no text. And how many
-        records have none, by reason.
+        Arrays (n,) of float64: 0 beyond a text's end, else 1 plus the token's number; NaN where there is no text, infinite
+        where there is none that can be read. And how many records have none, by reason.
 
     Raises:
         ConfigurationError: as :func:`load_tokenizer`.
@@ -88,6 +88,7 @@ def token_columns(texts: Texts, cells: Any, wanted: list[str]) -> tuple[dict[str
             tokens = processor.encode(text[: CHARACTERS * texts.length])[: texts.length]
         except Exception:  # noqa: BLE001  nothing raises because of what a record holds
             absent[NoTokens.DAMAGED] += 1
+            found[row] = np.inf
             continue
         found[row] = 0.0
         found[row, : len(tokens)] = np.asarray(tokens, dtype=float) + 1.0

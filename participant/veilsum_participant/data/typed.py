@@ -62,18 +62,19 @@ def arrow_type(dtype: np.dtype[Any]) -> Any:
     return texts.get(dtype.kind) or pa.from_numpy_dtype(dtype.newbyteorder("="))
 
 
-def values(column: Any, decimal: str = ".") -> Any:
+def values(column: Any, decimal: str = ".", missing: Sequence[str] = ()) -> Any:
     """A chunked column as one array of float64, or of trimmed text; null where a cell is.
 
     Args:
         column: of one Arrow type.
         decimal: the mark before the decimal places of numbers in text; where it is a comma, those of the result have a point.
+        missing: trimmed texts that stand for no value, and so for no number.
     """
     found = []
     for chunk in _plain(column):
         held = chunk
         if is_text(chunk.type):
-            held = chunk if decimal == "." else _with_points(chunk)
+            held = chunk if decimal == "." else _with_points(chunk, missing)
         elif is_date(chunk.type):
             held = _days(chunk)
         else:
@@ -186,9 +187,10 @@ def _days(chunk: Any) -> Any:
     return pc.if_else(told, pc.strftime(pc.if_else(told, chunk, pa.scalar(None, chunk.type)), format="%Y-%m-%d"), "beyond")
 
 
-def _with_points(cells: Any) -> Any:
+def _with_points(cells: Any, missing: Sequence[str]) -> Any:
     """Texts of numbers with a comma before their decimal places as those with a point; what has one already is none."""
     comma = pc.fill_null(pc.match_substring_regex(cells, _COMMA), False)
+    comma = pc.and_not(comma, pc.is_in(cells, value_set=pa.array(missing, cells.type)))
     point = pc.fill_null(pc.match_substring_regex(cells, _POINT), False)
     cells = pc.if_else(comma, pc.replace_substring(cells, ",", "."), cells)
     return pc.if_else(point, pc.replace_substring(cells, ".", "?"), cells)
@@ -201,7 +203,10 @@ def _texts(chunk: Any, meant: Mapping[Any, str]) -> Any:
         yes, no = (pa.scalar(meant.get(truth, str(truth).lower()), pa.large_string()) for truth in (True, False))
         return pc.if_else(chunk, yes, no)
     distinct = chunk.dictionary_encode()
-    spelled = [None if text is None else meant.get(exact(text), text) for text in _shortest(distinct.dictionary).to_pylist()]
+    spelled = [
+        None if text is None else meant.get(exact(text, padded=True), text)
+        for text in _shortest(distinct.dictionary).to_pylist()
+    ]
     return pa.array(spelled, pa.large_string()).take(distinct.indices)
 
 
