@@ -131,7 +131,7 @@ def explain(
     Args:
         variables: the environment variable that set a key, which then stands before it.
     """
-    lines = []
+    said: dict[str, list[str]] = {}
     items = error.errors(include_url=False, include_input=False)
     for item in items:
         if item["type"] == "too_short" and any(_inside(other["loc"], item["loc"]) for other in items):
@@ -142,28 +142,29 @@ def explain(
             key = f"{variable} ({key})"
         if item["type"] == "extra_forbidden":
             known = {name for candidate in places[-1] for name in _fields(candidate)} if places else set()
-            lines.append(f"{key}: unknown key. {did_you_mean(str(item['loc'][-1]), known)}".rstrip())
+            told = f"unknown key. {did_you_mean(str(item['loc'][-1]), known)}".rstrip()
         elif item["type"] == "missing":
-            lines.append(f"{key}: is missing.")
+            told = "is missing."
         elif item["type"] == "string_pattern_mismatch":
-            form = _FORMS.get(item["ctx"]["pattern"], "does not have the form that this key takes")
-            lines.append(f"{key}: {form}.")
+            told = f"{_FORMS.get(item['ctx']['pattern'], 'does not have the form that this key takes')}."
         elif item["type"] in ("tuple_type", "list_type"):
-            lines.append(f"{key}: must be a list, in [brackets].")
+            told = "must be a list, in [brackets]."
         elif item["type"] in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
             inside = _walked(places, item["loc"])
             keys = list(dict.fromkeys(name for candidate in inside for name in _fields(candidate)))
             named = f" with the keys {', '.join(keys[:20])}{', ...' if len(keys) > 20 else ''}" if keys else ""
-            lines.append(f"{key}: must be a table (in Python, a dict){named}." if key else f"Must be a table{named}.")
+            told = f"must be a table{' (in Python, a dict)' if key else ''}{named}."
         elif item["type"] in ("union_tag_not_found", "union_tag_invalid"):
             tag = str(item["ctx"]["discriminator"]).strip("'")
             tags = str(item["ctx"].get("expected_tags") or _tags(_walked(places, item["loc"]), tag))
             wrong = "is missing" if item["type"] == "union_tag_not_found" else "is none of those that there are"
-            lines.append(f"{key}.{tag}: {wrong}. Known: {tags.replace(chr(39), '')}.")
+            key, told = f"{key}.{tag}", f"{wrong}. Known: {tags.replace(chr(39), '')}."
         else:
             message = item["msg"].removeprefix("Value error, ")
-            lines.append(f"{key}: {message[:1].lower()}{message[1:]}." if key else f"{message}.")
-    return lines
+            told = message[:1].lower() + message[1:] + ("" if message.endswith((".", "?")) else ".")
+        said.setdefault(key, []).append(told)
+    texts = {key: " Or ".join(dict.fromkeys(told)) for key, told in said.items()}  # what each type of a union would want
+    return [f"{key}: {text}" if key else text[:1].upper() + text[1:] for key, text in texts.items()]
 
 
 def _variable(location: tuple[int | str, ...], variables: Mapping[tuple[str, ...], str]) -> str:
@@ -235,8 +236,10 @@ def step(annotation: Any, part: int | str) -> Any:
 
 
 def _tagged(annotation: Any, tag: int | str) -> bool:
-    """Whether a model has a literal field that holds ``tag``: pydantic puts a union's tag into the location."""
-    return any(get_origin(field) is Literal and tag in get_args(field) for field in _fields(annotation).values())
+    """Whether a model has a literal field that holds ``tag``, or its name: pydantic puts a union's tag into the location."""
+    return getattr(annotation, "__name__", "") == tag or any(
+        get_origin(field) is Literal and tag in get_args(field) for field in _fields(annotation).values()
+    )
 
 
 def _inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
@@ -253,7 +256,7 @@ def _key(location: tuple[int | str, ...], places: list[list[Any]], *, literal: b
         if part == "[key]":  # pydantic's word for the name of a table's entry, which stands before it
             continue
         known = any(step(candidate, part) is not None for candidate in places[index])
-        tag = not known and any(_tagged(candidate, part) for candidate in places[index])
+        tag = "[" in part or (not known and any(_tagged(candidate, part) for candidate in places[index]))
         if not tag or (literal and index == len(location) - 1):
             text += f".{part}" if text else part
     return text

@@ -106,6 +106,9 @@ def test_ten_lines_of_the_readme_lead_to_a_table(capsys: pytest.CaptureFixture[s
     names: dict[str, Any] = {}
     exec(lines, names)  # noqa: S102  what the page shows
     names["federation"].close()
+    assert repr(names["federation"]).endswith("closed>")
+    with pytest.raises(StateError, match="was closed"):
+        names["study"].run()
     assert capsys.readouterr().out.startswith("worth it\n")
 
 

@@ -375,6 +375,13 @@ def test_a_sweep_is_the_same_in_one_process_and_in_two(tmp_path: Path, capsys: p
     assert (tmp_path / "out-1" / "gains.svg").read_text().startswith("<?xml")
 
 
+def test_a_sweep_of_nothing_but_refused_runs_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"', parameters="{ clip = 8 }")
+    options = ("--dataset", "breast-cancer", "--vary", "privacy.epsilom=1,2", "--jobs", 1, "--baselines", "none")
+    code, text, _ = veilsum(capsys, "simulate", study, *options)
+    assert (code, text.count("Did you mean 'epsilon'?")) == (1, 2)
+
+
 @pytest.mark.usefixtures("known_randomness")
 def test_a_sweeps_cell_without_noise_is_pooled_analysis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"', parameters="{ clip = 8 }")

@@ -152,6 +152,19 @@ def test_a_table_for_people_is_not_cut(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_kit_with_wrong_names_is_refused(tmp_path: Path, names: list[str], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         make_kit(tmp_path / "kit", names, clock=now)
+    assert not (tmp_path / "kit").exists()
+
+
+def test_a_kit_that_was_refused_is_in_nobodys_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = [("North Hospital,south",), ("north,south", "--host", "https://hub.example:8461")]
+    for words in (*wrong, ("north,south", "--host", "hub.example")):
+        code, _, err = veilsum(capsys, "federation", "kit", tmp_path / "kit", "--participants", *words)
+        assert (code, "already exists" in err) == (2 if words in wrong else 0, False)
+
+
+def test_a_place_without_an_authority_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = veilsum(capsys, "federation", "list", tmp_path)
+    assert (code, err.startswith(f"Error: {tmp_path} holds no authority")) == (2, True)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -182,6 +195,7 @@ def test_a_typed_error_under_json_is_an_object(tmp_path: Path, capsys: pytest.Ca
 def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert veilsum(capsys, "federation", "nonsense")[0] == 2
     assert veilsum(capsys, "nonsense")[0] == 2
+    assert "Did you mean 'participant'?" in veilsum(capsys, "participnt", "check")[2]
 
 
 def test_a_crash_is_status_70_and_shows_no_value(

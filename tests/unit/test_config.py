@@ -13,7 +13,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.settings import load_coordinator_config
 from veilsum_node.config import did_you_mean, explain, load_toml, located, nearest, validate
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen
+from veilsum_node.fields import Frozen, Real
 from veilsum_participant.settings.config import ParticipantConfig, Policy, load_participant_config
 from veilsum_privacy.study.schema_file import load_schema
 
@@ -311,6 +311,8 @@ class Kennel(Frozen):
     dog: Dog | None = None
     pets: tuple[Annotated[Cat | Dog, Field(discriminator="kind")], ...] = ()
     sizes: dict[str, int] = Field(default_factory=dict)
+    guess: dict[str, Real | tuple[Real, Real] | dict[str, Real]] = Field(default_factory=dict)
+    owner: Dog | tuple[Dog, ...] | None = None
 
 
 @pytest.mark.parametrize(
@@ -323,6 +325,12 @@ class Kennel(Frozen):
         ({"pets": ["cat"]}, "pets[0]: must be a table (in Python, a dict) with the keys kind, lives, tricks."),
         ({"pets": [{"lives": 9}]}, "pets[0].kind: is missing. Known: cat, dog."),
         ({"pets": [{"kind": "cow"}]}, "pets[0].kind: is none of those that there are. Known: cat, dog."),
+        (
+            {"guess": {"age": True}},
+            "guess.age: must be a number, not true or false. Or must be a list, in [brackets]. Or must be a table",
+        ),
+        ({"guess": {"age": {"high": "x"}}}, "guess.age.high: input should be a valid number, unable to parse"),
+        ({"owner": {"trick": ["sit"]}}, "owner.trick: unknown key. Did you mean 'tricks'?"),
     ],
 )
 def test_no_class_of_the_code_is_named(value: dict[str, object], said: str) -> None:
@@ -330,3 +338,9 @@ def test_no_class_of_the_code_is_named(value: dict[str, object], said: str) -> N
         validate(value, Kennel, source="settings")
     assert said in str(caught.value)
     assert not any(name in str(caught.value) for name in ("Dog", "Cat", "Kennel", "instance", "dictionary", "discriminator"))
+    assert not any(sign in str(caught.value) for sign in ("?.", "..", "[Real", "function-", "tuple[", "dict["))
+
+
+def test_a_question_ends_a_sentence() -> None:
+    with pytest.raises(ConfigurationError, match=r"called 'meen'\. Did you mean 'mean'\?$"):
+        validate({"query": [{"kind": "meen", "over": ["age"]}]}, METHODS["statistics"].Parameters, source="parameters")

@@ -186,6 +186,21 @@ def test_the_tenth_record_names_a_category(tmp_path: Path, capsys: pytest.Captur
         assert (code, GIVES_AWAY in told, "Rare" in out.read_text()) == (0, True, named)
 
 
+@pytest.mark.parametrize("flag", ["--public", "--local"])
+def test_records_with_semicolons(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    """They are refused by what their first line looks like, and drafted as the same records with commas once that is said."""
+    out, text = tmp_path / "s.toml", records(tmp_path / "r.csv").read_text()
+    (tmp_path / "semi.csv").write_text(text.replace(",", ";"))
+    code, told, err = veilsum(capsys, "schema", "draft", tmp_path / "semi.csv", flag, "--out", out)
+    assert (code, told, out.exists()) == (2, "", False)
+    assert 'separated by semicolons: state delimiter = ";"' in err
+    for name, words in (("r.csv", ()), ("semi.csv", ("--dialect", "delimiter=;"))):
+        shown(capsys, "schema", "draft", tmp_path / name, flag, *words, "--out", tmp_path / f"{name}.toml")
+    assert (tmp_path / "r.csv.toml").read_text() == (tmp_path / "semi.csv.toml").read_text()
+    code, _, err = veilsum(capsys, "schema", "draft", tmp_path / "semi.csv", "--dialect", "delimiter=;", "--out", out)
+    assert (code, "--dialect is of records" in err) == (2, True)
+
+
 def test_records_without_a_word_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records(tmp_path / "plain.csv")
     records(tmp_path / "plain.parquet")

@@ -26,7 +26,7 @@ from veilsum.tables import (
     write_sites,
 )
 from veilsum_node.config import did_you_mean, validate
-from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
+from veilsum_node.errors import ConfigurationError, DataError, Misuse, StateError, raising
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_node.process.steady_clock import now
 from veilsum_privacy.study.schema import DatasetSchema
@@ -64,7 +64,6 @@ class Federation:
 
     Attributes:
         name: of the coordinator.
-        coordinator: what it is asked by.
         credentials: of the analyst.
         schemas: of the datasets that are known by name.
     """
@@ -72,10 +71,21 @@ class Federation:
     def __init__(
         self, coordinator: Coordinator, credentials: Credentials, closing: ExitStack, schemas: Mapping[str, DatasetSchema]
     ) -> None:
-        self.coordinator, self.credentials, self.schemas = coordinator, credentials, dict(schemas)
+        self._coordinator, self.credentials, self.schemas = coordinator, credentials, dict(schemas)
         self._closing = closing
         _OPEN.add(self)
         self.name = coordinator.describe().coordinator
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """What it is asked by.
+
+        Raises:
+            StateError: the federation was closed.
+        """
+        if self not in _OPEN:
+            raise StateError("The federation was closed.", "Connect, or simulate, again.")
+        return self._coordinator
 
     @property
     def simulated(self) -> bool:
@@ -130,6 +140,7 @@ class Federation:
 
     def close(self) -> None:
         """Close the connection; a simulation stops, and its ledgers are deleted."""
+        _OPEN.discard(self)
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -139,7 +150,7 @@ class Federation:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Federation of {self.name!r}: {', '.join(self.participants)}>"
+        return f"<Federation of {self.name!r}: {', '.join(self.participants) if self in _OPEN else 'closed'}>"
 
 
 def connect(

@@ -176,3 +176,6 @@ def simulate_sweep(
             print_line(f"Runs, tables and plots are in {out}.")
     if not results.complete:
         raise typer.Exit(EXIT_INTERRUPTED)
+    cells = [row for row in results.rows if row.kind == "cell"]
+    if all(row.planned == row.statuses.get("refused", 0) + row.statuses.get("failed", 0) for row in cells):
+        raise typer.Exit(1)

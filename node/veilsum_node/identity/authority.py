@@ -169,7 +169,7 @@ class Authority:
         check_name(name, "name")
         alternatives: list[x509.GeneralName] = [
             x509.UniformResourceIdentifier(certificates.identity_uri(self.federation_name, role, name)),
-            *_host_names(role, hosts),
+            *host_names(role, hosts),
         ]
         public_key = _request_key(csr, name, role)
         now = self._clock()
@@ -297,7 +297,12 @@ def certificate_builder(
     )
 
 
-def _host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:
+def host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """Names and addresses that a certificate of a role says, as it says them.
+
+    Raises:
+        Misuse: one is neither, the role has none, or a coordinator has none.
+    """
     if role is Role.COORDINATOR and not hosts:
         raise Misuse("A coordinator needs a host name.", "Give the names and addresses at which it is reached (--host).")
     if role is not Role.COORDINATOR and hosts:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from veilsum_node.errors import Misuse
-from veilsum_node.identity.authority import Authority
+from veilsum_node.identity.authority import Authority, host_names
 from veilsum_node.identity.certificate import Role
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.provision import Party, install, prepare
+from veilsum_node.identity.requests import check_name
 from veilsum_node.identity.tls import REQUEST_FILE, TRANSPORT_FOLDER
 
 TRIAL_HOSTS = ("localhost", "127.0.0.1")
@@ -62,13 +63,16 @@ def make_kit(
         clock: Unix seconds.
 
     Raises:
-        Misuse: a name is not valid or stands twice, or there are fewer than two participants.
+        Misuse: a name or host is not valid, a name stands twice, or there are fewer than two participants.
         StateError: the directory holds a kit already, or cannot be written.
     """
     roles = {role.value: role for role in (Role.COORDINATOR, Role.ANALYST, Role.OPERATOR)}
     if len(participants) < 2:
         raise Misuse("A federation needs at least two participants.", "Name more, for example: north,south,west.")
     names = [*roles, *participants]
+    host_names(Role.COORDINATOR, hosts)  # all that may be wrong, before anything is made that would be in the next try's way
+    for name in names:
+        check_name(name, "name")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise Misuse(f"The name {twice[0]!r} is used twice.", "Every party needs a name of its own.")

@@ -55,5 +55,7 @@ def serve_with_links(console: Console, listening: Listening, people: Sequence[Pe
             say(f"{who.name}: {console.url}/enter?token={console.links.add(who)}")
         if not people:
             say(f"The console is at {console.url}")
+            if console.settings.provider is None:
+                say("Nobody can log in yet: the command `console-link --as NAME=ROLE` makes a one-time link.")
 
     serve(console, listening, ready)

@@ -261,7 +261,7 @@ class SiteCheck:
         elif faults and self._config.isolation == "auto":
             yield Check("isolation", CheckOutcome.WARNING, f"{UNCONFINED}. {faults[0].message}", faults[0].advice)
         elif faults:
-            for error in faults:
+            for error in {str(error): error for error in faults}.values():
                 yield Check("isolation", CheckOutcome.FAILED, error.message, error.advice)
         elif lacking := found.lacking():
             yield Check("isolation", CheckOutcome.WARNING, f"confined, but {'; '.join(lacking)}", "A newer kernel closes it.")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from veilsum_node.errors import Misuse
-from veilsum_node.process.console import JsonOption, print_fields, print_line
+from veilsum_node.process.console import DialectOption, JsonOption, print_fields, print_line
 from veilsum_participant.drafting.dictionary import draft_dictionary
 from veilsum_participant.drafting.records import LEAST, draft_records
 from veilsum_participant.drafting.vocabulary import draft_vocabulary, is_vocabulary
@@ -41,6 +41,7 @@ def draft(
         Path, typer.Argument(help="A data dictionary (CSV), a vocabulary of OMOP, or records with --public or --local.")
     ],
     out: Annotated[Path, typer.Option("--out", help="New file for the draft.")] = Path("schema.toml"),
+    dialect: DialectOption = None,
     public: Annotated[
         bool, typer.Option("--public", help="The file holds records that anyone may see: CSV or Parquet.")
     ] = False,
@@ -56,16 +57,19 @@ def draft(
     as_json: JsonOption = False,
 ) -> None:
     """Draft a schema of a data dictionary, of OMOP's vocabulary or of public records; bounds stay open for a person to set."""
+    if dialect and not (public or local):
+        raise Misuse("--dialect is of records.", "Leave it out, or say --public or --local.")
     _require_one_kind(file, public=public, local=local, chosen=bool(domain or concept))
-    if local and not as_json:
-        print_line(GIVES_AWAY)
+    from veilsum_node.identity.files import write_new
+    from veilsum_participant.settings.declared_files import declared
+
     if domain or concept:
         found = draft_vocabulary(file, domain or (), concept or ())
     else:
-        found = draft_records(file, private=local) if public or local else draft_dictionary(file)
-    from veilsum_node.identity.files import write_new
-
+        found = draft_records(declared(file, dialect or ()), private=local) if public or local else draft_dictionary(file)
     write_new(out, found.text(GIVES_AWAY if local else "").encode())
+    if local and not as_json:
+        print_line(GIVES_AWAY)
     fields: dict[str, object] = {"file": str(out), "columns": len(found.columns), "open": found.open}
     fields["left out"] = found.left_out if as_json else [f"{name} ({why})" for name, why in found.left_out.items()]
     print_fields(fields | ({"gives away": GIVES_AWAY} if local and as_json else {}), title="Draft", as_json=as_json)

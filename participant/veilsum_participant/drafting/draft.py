@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from veilsum_node.errors import DataError
 from veilsum_privacy.study.codes import SYSTEMS, TABLES, Groups
@@ -107,7 +106,7 @@ class SchemaDraft:
         return "\n".join(lines) + "\n"
 
 
-def checked_draft(path: Path, columns: Sequence[Drafted], left_out: Mapping[str, str]) -> SchemaDraft:
+def checked_draft(path: object, columns: Sequence[Drafted], left_out: Mapping[str, str]) -> SchemaDraft:
     """The draft of a file.
 
     Raises:
@@ -122,7 +121,7 @@ def checked_draft(path: Path, columns: Sequence[Drafted], left_out: Mapping[str,
     return SchemaDraft(tuple(columns), left_out)
 
 
-def check_count(path: Path, count: int) -> None:
+def check_count(path: object, count: int) -> None:
     """Insist on a number of columns that a schema can have."""
     if not 0 < count <= 4096:
         raise DataError(f"{path}: makes {count} columns; a schema has 1 to 4096.", "Choose the columns that the study needs.")

@@ -21,6 +21,7 @@ from veilsum_participant.drafting.draft import (
 from veilsum_privacy.study.codes import SYSTEMS
 
 if TYPE_CHECKING:
+    from veilsum_participant.settings.query import TextFile
     from veilsum_privacy.study.schema import DatasetSchema
 
 LEAST = 10
@@ -35,7 +36,7 @@ LONGEST_CODE = 12
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?", re.DOTALL)
 
 
-def draft_records(path: Path, *, private: bool) -> SchemaDraft:
+def draft_records(path: "Path | TextFile", *, private: bool) -> SchemaDraft:
     """Draft the columns of a file of records: kinds and categories, never a bound.
 
     A column is what most of its cells are: numbers, dates or texts. Values *repeat* that at least two records name, of private
@@ -44,16 +45,17 @@ def draft_records(path: Path, *, private: bool) -> SchemaDraft:
     repeat. Codes of more kinds are rolled up, by a public table or by prefixes that repeat.
 
     Args:
-        path: CSV whose first line names the columns, or Parquet.
+        path: CSV whose first line names the columns, also where written as somebody declares, or Parquet.
         private: whether not everyone may see the records.
 
     Raises:
         DataError: the file cannot be read, or its first line holds no names.
     """
     from veilsum_participant.data.sources import read_table
+    from veilsum_participant.settings.query import is_npz
     from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn
 
-    if path.suffix.lower() == ".npz":
+    if is_npz(path):
         raise DataError(
             f"{path}: is neither CSV nor Parquet.", "An npz archive names no categories; write its schema by hand."
         )
@@ -78,26 +80,29 @@ def draft_records(path: Path, *, private: bool) -> SchemaDraft:
     return checked_draft(path, columns, left_out)
 
 
-def _readable_columns(path: Path) -> tuple[list[str], set[str], dict[str, str]]:
+def _readable_columns(path: "Path | TextFile") -> tuple[list[str], set[str], dict[str, str]]:
     """Names of the columns that a draft may have, those of them that hold dates, and why others are left out.
 
     Raises:
         DataError: the file cannot be read, or its first line holds no names.
     """
+    from veilsum_participant.data.csv_files import CsvReader
     from veilsum_participant.data.sources import reader_of
     from veilsum_participant.data.typed import is_date, readable
-    from veilsum_participant.settings.query import is_csv
 
     left_out: dict[str, str] = {}
     dates: set[str] = set()
-    if is_csv(path):
-        names = reader_of(path).columns() or []
+    reader = reader_of(path)
+    if isinstance(reader, CsvReader):
+        names = reader.columns() or []
+        if len(names) == 1 and (advice := reader.declared()):
+            raise DataError(f"{path}: its first line names one column.", advice)
         if any(not name or NUMBER.fullmatch(name) or _DATE.fullmatch(name) for name in names):
             raise DataError(
                 f"{path}: its first line does not name the columns.", "Put a line with their names before the records."
             )
     else:
-        found = reader_of(path).layout()[0].schema
+        found = reader.layout()[0].schema
         dates = {name for name in found.names if is_date(found.field(name).type)}
         names = [name for name in found.names if name in dates or readable(found.field(name).type)]
         left_out = {name: "neither numbers, texts nor dates" for name in found.names if name not in names}

@@ -492,7 +492,7 @@ def record_policy(site: Site) -> None:
     with site.database.transaction() as connection:
         entry = site.ledger.record_policy(connection, policy_values(site.config.policy))
     if entry is not None:
-        LOG.info("the policy is not as at the last start: entry %d of the ledger says what changed", entry)
+        LOG.info("entry %d of the ledger says what is new in the policy since the last start", entry)
 
 
 def policy_values(policy: Policy) -> dict[str, str]:

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from veilsum_node.config import validate
 from veilsum_node.errors import Misuse
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.forms import Dialect
-from veilsum_participant.settings.query import Source, origin
+from veilsum_participant.settings.query import TextFile, origin
 
 
-def declared(file: Path, keys: Sequence[str]) -> Source:
+def declared(file: Path, keys: Sequence[str]) -> Path | TextFile:
     """A file of text as who names it on the command line says that it is written.
 
     Args:
@@ -30,4 +31,5 @@ def declared(file: Path, keys: Sequence[str]) -> Source:
             told = f"{pair!r} says nothing of how a file is written."
             raise Misuse(told, 'Use KEY=VALUE, as in delimiter=";" or encoding=cp1252.')
         given[key] = value.replace("\\t", "\t")
-    return origin(validate({"path": file, **given}, DatasetConfig, source=f"What is said of {file}"), file.name)
+    found = validate({"path": file, **given}, DatasetConfig, source=f"What is said of {file}")
+    return cast(TextFile, origin(found, file.name))
