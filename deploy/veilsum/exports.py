@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from veilsum.markov_fields import fit_field
-from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, paper_tables, subgroups_of
+from veilsum.papers import (
+    SUBGROUPS,
+    Line,
+    Names,
+    PaperTable,
+    documents_of,
+    p_text,
+    paper_tables,
+    subgroups_of,
+)
 from veilsum.pictures import Drawn, Row, plot
 from veilsum.texts import figure_text, number_text
 from veilsum.xgboost_model import xgboost_json
@@ -244,11 +253,24 @@ def cell(value: Any) -> str:
     return f"not estimable: {value['not_estimable']}" if "not_estimable" in value else str(dict(value))
 
 
-def plain_table(rows: Sequence[Row], name: str) -> PaperTable:
-    """A table as it is, one column a key; a figure is one cell."""
-    names = column_names(rows)
-    lines = (Line(cell(row.get(names[0])), tuple(cell(row.get(key)) for key in names[1:])) for row in rows)
-    return PaperTable(name, tuple(key.replace("_", " ") for key in names), tuple(lines))
+def plain_table(rows: Sequence[Row], name: str, names: Names | None = None) -> PaperTable:
+    """A table as it is, one column a key, by the columns' labels; a figure is one cell."""
+    called, keys = names or Names(None), column_names(rows)
+    lines = (
+        Line(first, tuple(rest)) for first, *rest in ([_printed(key, row.get(key), called) for key in keys] for row in rows)
+    )
+    return PaperTable(name, tuple("P value" if key == "p_value" else called.label(key) for key in keys), tuple(lines))
+
+
+def _printed(key: str, value: Any, names: Names) -> str:
+    """A cell as papers print it; what is not told says why."""
+    if key == "p_value":
+        return p_text(value)
+    exact = isinstance(value, Mapping) and "value" in value and value.get("low") == value["value"] == value.get("high")
+    shown = cell(value["value"] if exact else value)
+    if key == "column":
+        return names.label(shown)
+    return names.replaced(shown) if key in ("of", "compared") else re.sub(r"(?<![\w.])-(?=[\d.])", "−", shown)
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
@@ -274,7 +296,7 @@ def printed_tables(
     for name, rows in all_tables(result).items():
         if name in printed or name == "queries" or (printed and name in (SUMMARY, "score")) or belongs(name, printed):
             continue
-        found[name] = plain_table(rows, name)
+        found[name] = plain_table(rows, name, Names(study))
     return found
 
 

@@ -196,7 +196,7 @@ def _terms(right: str) -> list[tuple[str, ...]]:
         found = list(DefaultFormulaParser(include_intercept=True).get_terms(right))
         terms = [tuple(str(factor.expr) for factor in term.factors) for term in found]
     except Exception as error:
-        why = " ".join(str(error).split())[:200]
+        why = " ".join(re.sub(r"[⧛⧚]|\x1b?\[[0-9;]+m", "", str(error)).split())[:200]  # without a terminal's colours
         raise ConfigurationError(f"{right!r} cannot be read: {why}", "Write terms as in age + C(sex) * treated.") from error
     if ("1",) not in terms:
         raise ConfigurationError(
@@ -468,7 +468,7 @@ class _Reader:
         if "df" in given or "knots" not in given:
             raise ConfigurationError(
                 f"{text!r}: knots by df are the records' own quantiles, which are not public.",
-                f"State public knots: {_called(call)}(bmi, knots=[22, 25, 30]).",
+                f"State public knots: {_called(call)}({ast.unparse(call.args[0])}, knots=[...]), numbers within the bounds.",
             )
         name = self._column_of_number(text, call.args[0])
         domain = self._domains[name]

@@ -27,6 +27,9 @@ QUARTILES = (0.25, 0.5, 0.75)
 MOST_DECIMALS = 20
 """Of a number: what is smaller is printed as 0."""
 
+LARGEST_RATIO = 10_000
+"""Ratios from here on are printed as being above."""
+
 RATIOS = {"odds_ratio": "OR", "rate_ratio": "Rate ratio", "hazard_ratio": "HR"}
 """What a paper calls ratios."""
 
@@ -126,15 +129,17 @@ def ratio_text(figure: Any) -> str:
     """``1.42 (1.10 to 1.83)``."""
     if not _told(figure):
         return _untold(figure)
-    return f"{_ratio(figure['value'])} ({_ratio(figure['low'])} to {_ratio(figure['high'])})"
+    low, high = figure["low"], figure["high"]
+    return f"{_ratio(figure['value'])} ({_ratio(0.0 if low is None else low)} to {_ratio(math.inf if high is None else high)})"
 
 
-def _ratio(value: float | None) -> str:
-    if value is None:
-        return "∞"
-    if value != 0.0 and (abs(value) < 0.005 or abs(value) >= 1e4):
-        return f"{value:.1e}" if abs(value) >= 1e4 else f"{value:.2g}"
-    return f"{value:.2f}" if abs(value) < 10.0 else f"{value:.1f}"
+def _ratio(value: float) -> str:
+    """Three digits that tell, two decimals at most but of what is near 0; the ends of the scale as p-values have them."""
+    if not 0.001 <= value < LARGEST_RATIO:
+        return "∞" if value == math.inf else f">{LARGEST_RATIO - 1}" if value > 1.0 else "<0.001" if value else "0"
+    if value < 0.005:
+        return f"{value:.2g}"
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
 def _told(figure: Any) -> bool:
@@ -197,7 +202,7 @@ class Names:
         if not self._labels:
             return text
         names = "|".join(re.escape(name) for name in sorted(self._labels, key=len, reverse=True))
-        return re.sub(rf"(?<![\w.])(?:{names})(?![\w.])", lambda found: self._labels[found[0]], text)
+        return re.sub(rf"(?<![\w.])(?:{names})(?!\.|[^\W²³])", lambda found: self._labels[found[0]], text)
 
 
 # -- table one ----------------------------------------------------------------------------------------------------------------
@@ -223,7 +228,7 @@ def paper_tables(
         found[SUBGROUPS] = _subgroup_table(tables, names, private=private)
     for name, rows in tables.items():
         if any(row.get("figure") == "survival" for row in rows):
-            found[name] = _survival(name, rows, tables.get(f"{name} tests", ()), names, private=private)
+            found[name] = _survival(rows, tables.get(f"{name} tests", ()), names, private=private)
         if rows and "term" in rows[0] and any(key in rows[0] for key in (*RATIOS, "coefficient")):
             found[name] = _regression(name, rows, names, private=private)
     return found
@@ -264,13 +269,16 @@ def _table_one(
     sizes = [_size(group, by, numbers, counts) for group in groups]
     heads = [f"{_group_name(group, by, names)} (n = {size})" for group, size in zip(groups, sizes, strict=True)]
     title = f"Table 1. Characteristics{' by ' if by else ''}{', '.join(names.label(name) for name in by)}"
-    return PaperTable(title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), _notes(lines, private))
+    return PaperTable(
+        title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), _notes(lines, private, counts=True)
+    )
 
 
-def _notes(lines: Sequence[Line], private: bool) -> tuple[str, ...]:
+def _notes(lines: Sequence[Line], private: bool, *, counts: bool = False) -> tuple[str, ...]:
     found = [DASH + DAGGER in cell for line in lines for cell in line.cells]
+    rounded = "; counts are rounded, and not below 0" if counts else ""
     return (
-        *(["Numbers have noise for the privacy of patients; counts are rounded, and not below 0."] if private else []),
+        *([f"Numbers have noise for the privacy of patients{rounded}."] if private else []),
         *([f"{DAGGER} Not estimable from the released sums."] if any(found) else []),
     )
 
@@ -352,10 +360,10 @@ def _lines(
     medians_told = {round(float(row["quantile"]), 6) for row in quartiles} >= set(QUARTILES)
     if rows and not (medians_told and column in nonnormal):
         own = [next((row for row in rows if _group(row, by) == group), {}) for group in groups]
-        yield Line(f"{name}, mean (SD)", tuple(_mean(row) for row in own) + last)
+        yield Line(f"{name}, mean (SD)", tuple(_means(own)) + last)
         last = none
     if medians_told:
-        cells = tuple(_median([row for row in quartiles if _group(row, by) == group]) for group in groups)
+        cells = tuple(_medians([[row for row in quartiles if _group(row, by) == group] for group in groups]))
         yield Line(f"{name}, median [IQR]", cells + last)
 
 
@@ -380,32 +388,39 @@ def _percent(share: float, count: float) -> str:
     return f"{100.0 * share:.1f}"
 
 
-def _mean(row: Row) -> str:
-    mean, spread = row.get("mean", {}), row.get("standard_deviation", {})
-    if not _told(mean):
-        return _untold(mean)
-    if not _told(spread):
-        return f"{_plain(mean['value'], 1)} ({_untold(spread)})"
-    value, noise = float(spread["value"]), float(spread.get("noise_error", 0.0))
-    digits = digits_of(max(value, noise) or abs(mean["value"]))
-    if noise > 0.5 * value:  # what noise left of a deviation would say that values hardly differ
-        return f"{_plain(mean['value'], digits)} ({DASH}{DAGGER})"
-    count = row.get("count", {})
-    n = float(count["value"]) if _told(count) else math.inf
-    sample = (
-        math.sqrt(n / (n - 1.0)) if 1.5 < n < math.inf else 1.0
-    )  # journals print the sample's, the figure is the population's
-    return f"{_plain(mean['value'], digits)} ({_plain(value * sample, digits)})"
+def _means(rows: Sequence[Row]) -> Iterator[str]:
+    """The cells of a row, one a group, with as many decimals each: those of the widest."""
+    spreads = [row["standard_deviation"] for row in rows if _told(row.get("standard_deviation"))]
+    widths = [max(float(spread["value"]), float(spread.get("noise_error", 0.0))) for spread in spreads]
+    means = [abs(row["mean"]["value"]) for row in rows if _told(row.get("mean"))]
+    digits = digits_of(max(widths, default=0.0) or max(means, default=0.0))
+    for row in rows:
+        mean, spread, count = (row.get(key, {}) for key in ("mean", "standard_deviation", "count"))
+        if not _told(mean):
+            yield _untold(mean)
+            continue
+        deviation = _untold(spread)
+        if _told(spread):
+            n = float(count["value"]) if _told(count) else math.inf
+            sample = math.sqrt(n / (n - 1.0)) if 1.5 < n < math.inf else 1.0  # journals print the sample's
+            deviation = _plain(spread["value"] * sample, digits)
+            if spread.get("noise_error", 0.0) > 0.5 * spread["value"]:  # it would say that values hardly differ
+                deviation = DASH + DAGGER
+        yield f"{_plain(mean['value'], digits)} ({deviation})"
 
 
-def _median(rows: Sequence[Row]) -> str:
-    found = {round(float(row["quantile"]), 6): row["value"] for row in rows}
-    told = [found.get(at) for at in QUARTILES]
-    if not all(map(_told, told)):
-        return _untold(next((each for each in told if not _told(each)), None))
-    low, middle, high = (float(each["value"]) for each in told if each is not None)
-    digits = digits_of((high - low) / 1.35 or abs(middle))
-    return f"{_plain(middle, digits)} [{_plain(low, digits)} to {_plain(high, digits)}]"
+def _medians(groups: Sequence[Sequence[Row]]) -> Iterator[str]:
+    """The cells of a row, one a group, with as many decimals each: those of the widest."""
+    found = [{round(float(row["quantile"]), 6): row["value"] for row in rows} for rows in groups]
+    told = [[each.get(at) for at in QUARTILES] for each in found]
+    known = [[float(end["value"]) for end in ends if end is not None] for ends in told if all(map(_told, ends))]
+    digits = digits_of(max(((high - low) / 1.35 or abs(middle) for low, middle, high in known), default=0.0))
+    for ends in told:
+        if not all(map(_told, ends)):
+            yield _untold(next((each for each in ends if not _told(each)), None))
+            continue
+        low, middle, high = (_plain(float(end["value"]), digits) for end in ends if end is not None)
+        yield f"{middle} [{low} to {high}]"
 
 
 def _plain(value: float, digits: int) -> str:
@@ -422,7 +437,7 @@ def _regression(name: str, rows: Sequence[Row], names: Names, *, private: bool) 
     head = f"{RATIOS.get(key, 'Coefficient')} (95% CI)"
     lines, open_column = list[Line](), ""
     for term in terms_of(rows, names):
-        figure = ratio_text(term.row[key]) if key in RATIOS else _coefficient(term.row[key])
+        figure = estimate_text(key, term.row[key])
         p = "" if term.name == "constant" else p_text(term.row.get("p_value"))
         if term.name == "constant":
             if key not in RATIOS:
@@ -443,9 +458,10 @@ def _regression(name: str, rows: Sequence[Row], names: Names, *, private: bool) 
     return PaperTable(title, ("Term", head, "P value"), tuple(lines), _notes(lines, private))
 
 
-def _coefficient(figure: Any) -> str:
-    if not _told(figure):
-        return _untold(figure)
+def estimate_text(key: str, figure: Any) -> str:
+    """A ratio or a coefficient, as ``key`` says which, with its interval; with as many decimals as its length allows."""
+    if key in RATIOS or not _told(figure):
+        return ratio_text(figure)
     ends = [figure[key] for key in ("value", "low", "high")]
     width = ((ends[2] - ends[1]) / 4.0 if None not in ends else 0.0) or abs(ends[0])
     digits = digits_of(width) + (width >= 1.0)
@@ -495,7 +511,7 @@ def terms_of(rows: Sequence[Row], names: Names) -> Iterator[Term]:
         unit = str(row.get("unit") or "")
         per = per or _per(unit, names)
         column, level, reference = known.get(name, ("", "", ""))
-        label = names.label(name) if name in names else _of_design(names.replaced(name))
+        label = names.label(name) if name in names else names.replaced(_of_design(name))
         shown = f"{label}, per {_SINGULAR.get(per, per)}" if per and per != "1" and not level else label
         yield Term(name, shown, column, level, reference, row)
 
@@ -509,11 +525,32 @@ def _per(unit: str, names: Names) -> str:
     return unit.rpartition(" per ")[2] if " per " in unit else ""
 
 
+_OF_DESIGN = (
+    (r"\bC\(([^,()]+)(?:,[^\[]*)?\)(?=\[)", r"\1"),
+    (r"\bbs\(([^,()]+),[^()]*\)\[(\d+)\]", r"\1, B-spline \2"),
+    (r"\b[cn][rs]\(([^,()]+),[^()]*\)\[(\d+)\]", r"\1, natural spline \2"),
+    (r"\bmissing\(([^()]+)\)", r"\1 missing"),
+    (r"\bfilled\(([^,()]+),[^()]*\)", r"\1"),
+    (r"\babove\(([^,()]+), ([^,()]+)\)", r"\1 above \2"),
+    (r"\bQ\('([^()]+)'\)", r"\1"),
+    (r"\bnp\.log\(", "log("),
+    (r"\bI\((.*?)\)(?=:|$)", r"\1"),
+    (r" ?\*\* ?2\b", "²"),
+    (r" ?\*\* ?3\b", "³"),
+    (r" \* ", " × "),
+    (r" - |(?<![\w)])-(?=[\d.])", lambda found: " − " if found[0] == " - " else "−"),
+    (r"\[T?\.?([^\[\]0-9][^\[\]]*)\]", "\0\\1"),
+    (":", " × "),
+    ("\0", ": "),
+)
+"""What stands in the names of a design's columns, and what people read."""
+
+
 def _of_design(name: str) -> str:
     """``C(sex)[T.m]:age`` as ``sex: m × age``."""
-    bare = re.sub(r"\bC\(([^,()]+)(?:,[^\[]*)?\)(?=\[)", r"\1", name)
-    parts = re.sub(r"\[T?\.?([^\[\]0-9][^\[\]]*)\]", "\0\\1", bare).replace(":", " × ")
-    return parts.replace("\0", ": ")
+    for written, read in _OF_DESIGN:
+        name = re.sub(written, read, name)
+    return name
 
 
 _SINGULAR = {f"{unit}s": unit for unit in ("year", "month", "week", "day", "hour", "minute", "second", "point", "cigarette")}
@@ -530,7 +567,7 @@ def group_of(row: Row, names: Names) -> str:
     return ", ".join(told) or "All"
 
 
-def _survival(name: str, rows: Sequence[Row], tests: Sequence[Row], names: Names, *, private: bool) -> PaperTable:
+def _survival(rows: Sequence[Row], tests: Sequence[Row], names: Names, *, private: bool) -> PaperTable:
     """A column for each group; medians and times in the column's unit, survival in percent."""
     groups = list(dict.fromkeys(group_of(row, names) for row in rows))
     cells: dict[str, dict[str, str]] = {}
@@ -539,21 +576,18 @@ def _survival(name: str, rows: Sequence[Row], tests: Sequence[Row], names: Names
         percent = figure == "survival" or "incidence" in figure
         name_of = f"{figure[:1].upper()}{figure[1:]}"
         if time is not None:
-            name_of += f" {'to' if figure == 'restricted mean' else 'at'} {time:g} {unit}".rstrip()
+            counted = _SINGULAR.get(unit, unit) if time == 1.0 else unit
+            name_of += f" {'to' if figure == 'restricted mean' else 'at'} {time:g} {counted}".rstrip()
         name_of += ", % (95% CI)" if percent else f", {unit} (95% CI)" if unit and time is None else " (95% CI)"
         cells.setdefault(name_of, {})[group_of(row, names)] = _interval(row["value"], 100.0 if percent else 1.0)
-    lines = tuple(Line(text, tuple(own.get(group, "") for group in groups)) for text, own in cells.items())
+    lines = tuple(Line(text, tuple(own.get(group, DASH) for group in groups)) for text, own in cells.items())
     notes = [
         f"{str(test['test'])[:1].upper()}{str(test['test'])[1:]} test: P {p if p[0] in '<>' else f'= {p}'}."
         for test in tests
         if (p := p_text(test.get("p_value"))) != DASH
     ]
-    time = (
-        str(names.parameters.get("query", [{}])[0].get("over", [name])[0])
-        if len(names.parameters.get("query", ())) == 1
-        else ""
-    )
-    title = f"Survival{f', {names.label(time)}' if time else ''}"
+    by = [names.label(key) for key, text in rows[0].items() if key not in _OF_CURVES and isinstance(text, str)]
+    title = f"Survival{' by ' if by else ''}{', '.join(by)}"
     return PaperTable(title, ("", *groups), lines, (*notes, *_notes(lines, private)))
 
 
@@ -565,7 +599,8 @@ def _interval(figure: Any, factor: float) -> str:
     rest = (
         abs(value) if factor == 1.0 else min(abs(value), 100.0 - abs(value))
     )  # of percent, what is nearly all as nearly none
-    digits = digits_of(rest) if 0.0 < rest < 1.0 else 0 if factor == 1.0 and abs(value) >= 100.0 else 1
+    near = 1.0 if factor == 1.0 else 0.1
+    digits = digits_of(rest) if 0.0 < rest < near else 0 if factor == 1.0 and abs(value) >= 100.0 else 1
     ends = ("not reached" if end is None else _plain(end, digits) for end in (low, high))
     return f"{_plain(value, digits)} ({' to '.join(ends)})"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from veilsum.papers import DASH, Names, Subgroup, group_of, p_text, ratio_text, terms_of
+from veilsum.papers import DAGGER, Names, Subgroup, estimate_text, group_of, p_text, ratio_text, terms_of
 from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.process.software import install_extra
 
@@ -67,7 +67,9 @@ def draw(name: str, drawn: Drawn) -> Any:
     if drawn.subgroups:
         canvas = _canvas()
         lines = [
-            Shown(each.name, each.figure, "" if each.figure is None else ratio_text(each.figure), each.p, each.indent)
+            Shown(each.name, None, "", each.p, each.indent)
+            if each.figure is None
+            else Shown(each.name, each.figure, ratio_text(each.figure), "", each.indent)  # the column of p is of interactions
             for each in drawn.subgroups
         ]
         forest(canvas, lines, "odds_ratio", "Subgroup", "P, interaction")
@@ -77,13 +79,18 @@ def draw(name: str, drawn: Drawn) -> Any:
     columns = [key for key in DRAWN if any(_told(row.get(key)) for row in rows)]
     if not curves and not columns:
         return None
-    canvas = _canvas()
+    canvas, odds = (
+        _canvas(),
+        [row for row in rows if "compared" in row and str(row.get("figure", "")).startswith("odds ratio")],
+    )
     if curves:
         _draw_curves(canvas, curves, drawn)
+    elif odds:
+        _draw_odds(canvas, odds, drawn.names)
     elif columns[0] in (*RATIOS, "coefficient") and "term" in rows[0]:
         _draw_model(canvas, [row for row in rows if "term" in row], columns[0], drawn.names)
     else:
-        _draw_figures(canvas, name, [row for row in rows if _told(row.get(columns[0]))], columns[0], drawn.names)
+        _draw_figures(canvas, [row for row in rows if _told(row.get(columns[0]))], columns[0], drawn.names)
     return canvas
 
 
@@ -181,7 +188,7 @@ def _draw_model(canvas: Any, rows: Sequence[Row], key: str, names: Names) -> Non
     lines, open_column = list[Shown](), ""
     for term in terms_of(rows, names):
         figure = term.row.get(key)
-        told = ratio_text(figure).replace("†", "") if key in RATIOS or _told(figure) else DASH
+        told = estimate_text(key, figure).replace(DAGGER, "")
         p = p_text(term.row.get("p_value"))
         if term.level and term.column != open_column:
             lines += [Shown(names.label(term.column)), Shown(term.reference, None, "Reference", "", 1)]
@@ -190,11 +197,27 @@ def _draw_model(canvas: Any, rows: Sequence[Row], key: str, names: Names) -> Non
     forest(canvas, lines, key)
 
 
+def _draw_odds(canvas: Any, rows: Sequence[Row], names: Names) -> None:
+    """A forest of the odds ratios of a table of two columns, under what they are of, and in which stratum."""
+    lines, heading = list[Shown](), ""
+    for row in rows:
+        levels = [f"{names.label(key)}: {text}" for key, text in row.items() if key not in _OF_ODDS and isinstance(text, str)]
+        stratum = ", ".join([names.replaced(row["of"]), *levels])
+        lines += [] if stratum == heading else [Shown(stratum)]
+        p, told = p_text(row.get("p_value")), ratio_text(row["value"]).replace(DAGGER, "")
+        lines.append(Shown(names.replaced(row["compared"]), row["value"], told, p, 1))
+        heading = stratum
+    forest(canvas, lines, "odds_ratio", "")
+
+
+_OF_ODDS = ("of", "compared", "figure", "note", "unit")
+
+
 def forest(canvas: Any, lines: Sequence[Shown], key: str, title: str = "Term", of_p: str = "P value") -> None:
     """Names, squares with their intervals, the figures and p, one line below the other."""
     shown, tall = _wrapped([line.name for line in lines])
     canvas.set_size_inches(8.4, 0.9 + 0.28 * len(lines) * (1 + 0.6 * (tall - 1)))
-    names, axes, words = canvas.subplots(1, 3, width_ratios=(3.0, 3.2, 3.0), sharey=True)
+    names, axes, words = canvas.subplots(1, 3, width_ratios=(3.0, 3.0, 3.5), sharey=True)
     for panel in (names, words):
         panel.axis("off")
     null = 1.0 if key in RATIOS else 0.0
@@ -259,8 +282,10 @@ def _scale(axes: Any, head: str, *, log: bool) -> None:
     axes.set_xlabel(f"{head}, log scale" if log else head)
 
 
-def _draw_figures(canvas: Any, name: str, rows: Sequence[Row], key: str, names: Names) -> None:
+def _draw_figures(canvas: Any, rows: Sequence[Row], key: str, names: Names) -> None:
     """Figures with their intervals, one below the other; several columns of one table in panels of their own."""
+    from matplotlib.ticker import MaxNLocator
+
     panels: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         panels.setdefault((str(row.get("column", "")), str(row.get("unit", "") or "")), []).append(row)
@@ -282,11 +307,12 @@ def _draw_figures(canvas: Any, name: str, rows: Sequence[Row], key: str, names: 
                     axes.plot([figure["value"], limit], [place, place], color=COLOURS[0], linewidth=1.4)
                     axes.plot(limit, place, mark, color=COLOURS[0], markersize=5, clip_on=False)
         axes.set_xlim(limits)
+        axes.xaxis.set_major_locator(MaxNLocator(5))  # numbers such as 0.01825 are wide
         axes.set(yticks=range(len(own)), yticklabels=labels[column, unit][0], ylim=(len(own) - 0.5, -0.5))
-        words = [key.replace("_", " "), f"of {names.label(column)}" if column else "", f"({unit})" if unit else ""]
-        axes.set_xlabel(textwrap.fill(" ".join(filter(None, words)), 2 * WIDEST_NAME))
+        words = [names.label(column) if column else "", unit, key.replace("_", " ")]
+        said = ", ".join(filter(None, words))
+        axes.set_xlabel(textwrap.fill(f"{said[:1].upper()}{said[1:]} (95% CI)", 2 * WIDEST_NAME))
         axes.spines[["top", "right"]].set_visible(False)
-    grid[0].set_title(name, loc="left", fontsize=10)
 
 
 def _label(row: Row, names: Names) -> str:

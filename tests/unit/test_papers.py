@@ -9,6 +9,7 @@ import string
 import unicodedata
 import zipfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from pylatexenc.latexwalker import LatexWalker
 from scipy.stats import chi2
 
 import veilsum
-from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, p_text, paper_tables, ratio_text
+from veilsum.exports import printed_tables
+from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, p_text, paper_tables, ratio_text, terms_of
 from veilsum.pictures import Drawn, draw
 from veilsum.texts import escaped_tex
 from veilsum_node.errors import Misuse
@@ -425,6 +427,105 @@ def test_a_unit_with_a_per_of_its_own_is_no_step_of_a_term() -> None:
         "no",
         "yes",
     ]
+
+
+def test_the_cells_of_a_row_have_as_many_decimals() -> None:
+    """Of two groups one whose deviation is 140 and one whose is 90, or whose deviation nobody can tell."""
+    numbers = [
+        {"column": "x", "unit": "", "arm": arm, "count": figure_of(9e6, None, None), "mean": figure_of(*[mean] * 3)}
+        | {"standard_deviation": {"not_estimable": "noise"} if spread is None else figure_of(*[spread] * 3)}
+        for arm, mean, spread in (("a", 84.21, 138.7), ("b", 71.52, 92.1), ("c", 0.412, None))
+    ]
+    small = [{**row, "column": "y", "mean": figure_of(0.0181, 0.0, 0.0), "arm": row["arm"]} for row in numbers]
+    small = [{**row, "standard_deviation": {"not_estimable": "noise"}} for row in small]
+    quartiles = [
+        {"column": "x", "unit": "", "arm": arm, "quantile": q, "value": figure_of(q * spread, None, None)}
+        for arm, spread in (("a", 200.0), ("b", 90.0), ("c", 3.0)) for q in (0.25, 0.5, 0.75)
+    ]  # fmt: skip
+    told = paper_tables({"one.numbers": numbers + small, "one.quantiles": quartiles}, None)["one"]
+    found = {line.name: line.cells for line in told.lines}
+    assert found["x, mean (SD)"][:3] == ("84 (139)", "72 (92)", "0 (—†)")
+    assert found["x, median [IQR]"][:3] == ("100.0 [50.0 to 150.0]", "45.0 [22.5 to 67.5]", "1.5 [0.8 to 2.2]")
+    assert found["y, mean (SD)"][:3] == ("0.018 (—†)",) * 3
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "text"),
+    [
+        (0.0, 0.5, 1.2, "0.50 (0 to 1.20)"), (None, 2.0, None, "2.00 (0 to ∞)"),
+        (1e-9, 0.0004, 0.0031, "<0.001 (<0.001 to 0.0031)"),
+        (9.994, 9.996, 10.04, "10.0 (9.99 to 10.0)"), (99.94, 99.96, 123.4, "100 (99.9 to 123)"),
+        (40.0, 9999.4, 1e4, "9999 (40.0 to >9999)"), (1e8, 1e9, 1e10, ">9999 (>9999 to >9999)"),
+    ],
+)  # fmt: skip
+def test_a_ratio_has_three_digits_and_ends_of_its_scale(
+    low: float | None, value: float, high: float | None, text: str
+) -> None:
+    assert ratio_text(figure_of(value, low, high)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("I((bmi - 25) / 5)", "(BMI − 25) / 5"), ("I(age ** 2)", "Age²"), ("I(age ** 2):sex[T.m]", "Age² × Sex: m"),
+        ("bs(bmi, knots=[25, 30], degree=2)[3]", "BMI, B-spline 3"), ("cr(age, knots=[50])[2]", "Age, natural spline 2"),
+        ("missing(bmi)", "BMI missing"), ("filled(bmi, 25)", "BMI"), ("above(age, 50)", "Age above 50"),
+        ("np.log(bmi)", "log(BMI)"), ("Q('a name')", "a name"), ("C(sex, Treatment('m'))[T.f]:age", "Sex: f × Age"),
+        ("I(age * -2)", "Age × −2"), ("sex[T.f]:ratio", "Sex: f × LDL:HDL ratio"), ("I(age > 65)", "Age > 65"),
+    ],
+)  # fmt: skip
+def test_a_column_of_a_design_is_read_as_people_write_it(name: str, text: str) -> None:
+    names = Names(None)
+    names._labels = {"age": "Age", "bmi": "BMI", "sex": "Sex", "ratio": "LDL:HDL ratio"}
+    (term,) = terms_of([{"term": name}], names)
+    assert term.shown == text
+
+
+def test_what_has_no_form_of_its_own_is_printed_by_labels_too(federation: Any) -> None:
+    data = federation.dataset(noise="none")
+    odds = data.independence("stage", "arm").run(progress=False)
+    table = printed_tables(odds.content, odds.study, (), odds.about)["independence ratios"]
+    assert table.lines[0].name == "Hormone therapy: yes"
+    assert table.lines[0].cells[0] == "Stage_1 50%: II against I"
+    assert all("-" not in cell for line in table.lines for cell in line.cells)
+    assert any("−0." in cell for line in table.lines for cell in line.cells)
+    assert table.head[-1] == "P value"
+    assert {"Hormone therapy: yes", "Stage_1 50%: III against I", "Odds ratio (95% CI)"} <= set(
+        texts(odds.plot("independence ratios"))
+    )
+    means = data.mean("age", by="arm").run(progress=False)
+    (printed,) = (each for name, each in printed_tables(means.content, means.study).items() if name == "mean")
+    assert printed.head[0] == "Hormone therapy"
+    assert {cell for line in printed.lines for cell in line.cells} >= {"Age", "years"}
+    assert {axes.get_xlabel() for axes in means.plot().axes} == {"Age, years, mean (95% CI)"}
+
+
+@pytest.mark.parametrize("scale", [1e-6, 0.001, 1.0, 1e6])
+def test_numbers_below_a_picture_do_not_overlap(scale: float) -> None:
+    rows = [{"column": "x", "arm": arm, "mean": figure_of(v * scale, (v - 0.04) * scale, (v + 0.04) * scale)}
+            for arm, v in (("no", 1.83), ("yes", 1.78))]  # fmt: skip
+    canvas = draw("mean", Drawn(rows))
+    canvas.savefig(io.BytesIO(), format="png")
+    (axes,) = canvas.axes
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    inside = [box for box in boxes if axes.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1 + 1]
+    assert len(inside) >= 2
+    assert all(one.x1 < other.x0 for one, other in pairwise(inside))
+
+
+def test_a_forest_of_differences_has_the_tables_words() -> None:
+    rows = [{"term": "x", "coefficient": figure_of(-0.0213, -0.0431, -0.0001), "p_value": 0.046}]
+    table = paper_tables({"coefficients": rows}, None)["coefficients"]
+    assert table.lines[0].cells == ("−0.021 (−0.043 to 0.000)", ".046")
+    assert table.lines[0].cells[0] in texts(draw("coefficients", Drawn(rows)))
+
+
+def test_the_p_of_all_is_not_one_of_an_interaction(federation: Any) -> None:
+    result = federation.dataset(noise="none").subgroups("arm", "died", "sex").run(progress=False)
+    whole, heading, *_ = result.paper().lines
+    said = texts(result.plot())
+    assert whole.name == "All"
+    assert (whole.cells[1] in said, heading.cells[1] in said) == (whole.cells[1] == heading.cells[1], True)
 
 
 def test_a_lower_end_that_is_open_is_minus_infinity() -> None:

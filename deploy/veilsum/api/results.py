@@ -27,7 +27,7 @@ from veilsum.exports import (
     to_csv,
     to_html,
 )
-from veilsum.papers import SUBGROUPS, PaperTable, documents_of, paper_tables
+from veilsum.papers import SUBGROUPS, Names, PaperTable, documents_of, paper_tables
 from veilsum.pictures import draw
 from veilsum.provenance import read_manifest, signed_study, stated_cost, stated_study
 from veilsum_aggregation.arrays import Floats
@@ -135,7 +135,7 @@ class StudyResult:
             return next(iter(found.values()))
         if table not in found:
             known = ", ".join(found) or "none; to_latex() and to_html() have the others"
-            raise Misuse(f"The result has no table {table or 'for papers'!r}.", f"Tables for papers: {known}.")
+            raise Misuse(f"The result has no table {repr(table) if table else 'for papers'}.", f"Tables for papers: {known}.")
         return found[table]
 
     def to_latex(self, table: str | None = None) -> str:
@@ -144,7 +144,7 @@ class StudyResult:
         found = self.papers()
         if table in found or (table is None and len(found) == 1):
             return self.paper(table).to_latex()
-        return plain_table(self.rows(table), self._named(table)).to_latex()
+        return plain_table(self.rows(table), self._named(table), Names(self.study)).to_latex()
 
     def to_html(self, table: str | None = None) -> str:
         """A page with every table and picture, and the study; with ``table`` that one alone, a ``<table>`` to paste."""

@@ -94,9 +94,11 @@ plot.veilsum_result <- function(x, table = NULL, ...) {
   if (fitted) {
     ratios <- !from_helper("linear", x$py)
     found <- tidy(x, "coefficients", exponentiate = ratios)
-    found <- found[found$term != "Intercept", ]
-    plot_forest(found, line = if (ratios) 1 else 0, log = if (ratios) "x" else "", ...)
-    return(invisible(found))
+    shown <- as.character(unlist(from_helper("labels", x$py)))
+    slopes <- found$term != "Intercept"
+    plot_forest(found[slopes, ], line = if (ratios) 1 else 0, log = if (ratios) "x" else "", labels = shown[-1][slopes],
+                called = shown[1], ...)
+    return(invisible(found[slopes, ]))
   }
   found <- tidy(x, table)
   if (all(c("time", "n.risk") %in% names(found))) {
@@ -116,9 +118,12 @@ COLOURS <- c("#1f4e79", "#c55a11", "#548235", "#7f6000", "#7030a0", "#404040")
 step_points <- function(time, value) list(x = rep(c(0, time), each = 2L)[-1], y = rep(c(1, value), each = 2L)[-(2L * length(value) + 2L)])
 
 # Curves fall in steps at the ends of the intervals that were asked for; nothing within one is released.
-plot_curves <- function(found, xlab = "Time", ylab = "Without the event", ...) {
+plot_curves <- function(found, xlab = NULL, ylab = "Without the event", ...) {
   keys <- setdiff(names(found), c("term", "time", "n.risk", "estimate", "std.error", "conf.low", "conf.high", "note", "unit"))
-  group <- if (length(keys)) do.call(paste, c(unname(as.list(found[keys])), sep = ", ")) else rep("", nrow(found))
+  levels <- lapply(keys, function(key) paste0(key, ": ", found[[key]]))
+  group <- if (length(keys)) do.call(paste, c(levels, sep = ", ")) else rep("", nrow(found))
+  units <- if ("unit" %in% names(found)) unique(found$unit[!is.na(found$unit)])
+  if (is.null(xlab)) xlab <- paste(c("Time", units), collapse = ", ")
   if (all(is.na(found$estimate))) nothing_to_draw()
   graphics::plot(NULL, xlim = c(0, max(found$time)), ylim = c(0, 1), xlab = xlab, ylab = ylab, ...)
   groups <- unique(group)
@@ -139,12 +144,12 @@ plot_curves <- function(found, xlab = "Time", ylab = "Without the event", ...) {
 
 # Estimates with their intervals, the first on top; what is not estimable keeps its line, without a point. Ratios beyond a
 # thousand are drawn to the edge: their interval says nothing.
-plot_forest <- function(found, xlab = NULL, line = NULL, log = "", ...) {
+plot_forest <- function(found, xlab = NULL, line = NULL, log = "", labels = NULL, called = found$term[1], ...) {
   if (!("estimate" %in% names(found)) || all(is.na(found$estimate))) nothing_to_draw()
-  if (is.null(xlab)) xlab <- if (log == "x") "Ratio" else if (is.null(line)) found$term[1] else "Coefficient"
+  if (is.null(xlab)) xlab <- called
   keys <- names(found)[vapply(found, is.character, TRUE) & !(names(found) %in% c("note", "unit", "method"))]
   varied <- keys[vapply(found[keys], function(values) length(unique(values)) > 1L, TRUE)]
-  labels <- do.call(paste, c(unname(as.list(found[if (length(varied)) varied else keys[1]])), sep = ", "))
+  if (is.null(labels)) labels <- do.call(paste, c(unname(as.list(found[if (length(varied)) varied else keys[1]])), sep = ", "))
   bounds <- if (log == "x") c(1e-3, 1e3) else c(-Inf, Inf)
   numbers <- c(found$estimate, found$conf.low, found$conf.high, line)
   ends <- range(pmin(pmax(numbers[is.finite(numbers)], bounds[1]), bounds[2]))

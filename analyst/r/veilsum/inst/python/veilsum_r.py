@@ -107,6 +107,13 @@ def linear(result: Any) -> bool:
     return any("coefficient" in row for row in result.rows("coefficients"))
 
 
+def labels(result: Any) -> list[str]:
+    """What a regression's figures are, then its terms by the schema's labels, as a paper has them."""
+    names = ("odds_ratio", "rate_ratio", "hazard_ratio", "coefficient")
+    key = next(name for name in names if name in result.rows("coefficients")[0])
+    return [key.replace("_", " ").capitalize(), *(term.shown for term in result.fitted.terms)]
+
+
 def about(result: Any) -> list[list[Any]]:
     """What a study was and what it cost, as a table of one row, by columns."""
     kept = ("name", "method", "epsilon", "delta", "noise", "unit", "study")

@@ -16,7 +16,7 @@ hospital <- function(seed, n = 300L) {
 category <- function(name, ...) list(kind = "category", name = name, categories = c(...))
 
 schema <- list(max_records = 1000, columns = list(
-  list(kind = "number", name = "age", low = 18, high = 90, unit = "years"),
+  list(kind = "number", name = "age", label = "Age", low = 18, high = 90, unit = "years"),
   category("sex", "f", "m"), category("arm", "placebo", "l'actif \u00e9"), category("died", "no", "yes"),
   list(kind = "number", name = "years", low = 0, high = 8), list(kind = "number", name = "empty", low = 0, high = 1)
 ))

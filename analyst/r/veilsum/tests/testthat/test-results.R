@@ -34,6 +34,7 @@ test_that("a regression is that of glm", {
   new <- head(all_records, 20)
   expect_equal(predict(fit, new), as.double(predict(own, new, type = "response")), tolerance = 1e-3)
   expect_true(anyNA(predict(fit, new)))
+  expect_identical(unlist(veilsum:::from_helper("labels", fit$py)), c("Odds ratio", "constant", "Age, per year", "arm l'actif \u00e9"))
   row <- glance(fit)
   expect_identical(nrow(row), 1L)
   expect_true(all(c("statistic", "df", "p.value", "epsilon", "delta", "sites") %in% names(row)))
