@@ -30,15 +30,16 @@ class Installed:
         self._first, self._told = self._now(), False
 
     @staticmethod
-    def _now() -> tuple[int, int]:
-        found = os.stat(__file__)
-        return found.st_size, found.st_mtime_ns  # some file systems number a file anew
+    def _now() -> tuple[int, ...]:
+        with contextlib.suppress(OSError):  # in an archive, or an installer has taken it away
+            found = os.stat(__file__)
+            return found.st_size, found.st_mtime_ns  # some file systems number a file anew
+        return ()
 
     def check(self) -> None:
         """Raise Unavailable, and log it once, if it is another one by now."""
-        with contextlib.suppress(OSError):  # an installer has taken it away
-            if self._now() == self._first:
-                return
+        if self._now() == self._first:
+            return
         fault = Unavailable("Another version was installed while the participant runs.", "Restart the participant.")
         if not self._told:
             logging.getLogger("veilsum.participant").error("%s", fault)
