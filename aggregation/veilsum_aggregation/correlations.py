@@ -10,9 +10,10 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std: float, grain: float = 0.0) -> Answer:
     """The correlation of numbers i and j from M = sum z z', z = (1, x), (d + 1, d + 1), with its interval.
 
-    Var r = sigma_o^2 / (n^2 v_i v_j) + (r^2 / 4) (sigma^2 / n^2) (v_i^-2 + v_j^-2) from the noise, and (1 - r^2)^2 / n from
-    sampling, whose interval is Fisher's, of the error 1 / sqrt(n - 3) on his scale. The noise's is no smaller near 1, so that
-    both are combined by their ends' distances (Zou and Donner 2008).
+    The noise's variance is by the delta rule in the six entries that r is made of: of columns whose means are far from 0, the
+    entries of the first row have most of it. That of sampling is (1 - r^2)^2 / n, whose interval is Fisher's, of the error
+    1 / sqrt(n - 3) on his scale. The noise's is no smaller near 1, so that both are combined by their ends' distances (Zou
+    and Donner 2008).
 
     Args:
         i, j: from 0, without the constant.
@@ -26,13 +27,17 @@ def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std:
     a, b = i + 1, j + 1
     mi, mj = moments[0, a] / n, moments[0, b] / n
     vi, vj = float(moments[a, a] / n - mi * mi), float(moments[b, b] / n - mj * mj)
-    if min(vi, vj) <= NOISE_FLOOR * diagonal_std / n + 2.0 * grain:
+    errors = (math.hypot(diagonal_std * (1.0 + m**4) ** 0.5, 2.0 * m * cross_std) / n for m in (mi, mj))
+    if any(v <= NOISE_FLOOR * error + 2.0 * grain for v, error in zip((vi, vj), errors, strict=True)):
         return (
             NotEstimable("a variance is within its noise", advice) if diagonal_std else NotEstimable("a column does not vary")
         )
     r = float(moments[a, b] / n - mi * mj) / math.sqrt(vi * vj)
     value = min(max(r, -1.0), 1.0)
-    noise = cross_std**2 / (n * n * vi * vj) + value**2 / 4.0 * (diagonal_std / n) ** 2 * (vi**-2 + vj**-2)
+    u = 1.0 / math.sqrt(vi * vj)
+    of_cross = u, value * mi / vi - u * mj, value * mj / vj - u * mi
+    of_diagonal = value / (2.0 * vi), value / (2.0 * vj), u * mi * mj - value / 2.0 * (mi * mi / vi + mj * mj / vj)
+    noise = ((cross_std * math.hypot(*of_cross)) ** 2 + (diagonal_std * math.hypot(*of_diagonal)) ** 2) / n**2
     centre, half = math.atanh(value * (1.0 - 1e-12)), Z95 / math.sqrt(n - 3.0) if n > 3.0 else math.inf
     below, above = value - math.tanh(centre - half), math.tanh(centre + half) - value
     low, high = value - math.hypot(below, Z95 * math.sqrt(noise)), value + math.hypot(above, Z95 * math.sqrt(noise))

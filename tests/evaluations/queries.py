@@ -1,7 +1,8 @@
 """Widths and coverage of two kinds of query at their defaults, by whole studies: ``python -m evaluations.queries``.
 
-First what strata have in common, Mantel and Haenszel's odds ratio, beside statsmodels' interval of the same records without
-noise; then quartiles of columns as they come: skewed, with a spike at zero, whole numbers, and rounded ones.
+First ratios and the risk difference of one exposure, then what strata have in common, Mantel and Haenszel's odds ratio, beside
+statsmodels' intervals of the same records without noise; then quartiles of columns as they come: skewed, with a spike at zero,
+whole numbers, and rounded ones.
 """
 
 import math
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from statsmodels.stats.contingency_tables import StratifiedTable
+from statsmodels.stats.contingency_tables import StratifiedTable, Table2x2
+from statsmodels.stats.proportion import confint_proportions_2indep
 
 from evaluations.exposures import ends_of
 from evaluations.studies import Sums, complete_records, study_of
@@ -62,6 +64,43 @@ def strata_rows(runs: int, seed: int) -> Iterator[str]:
         widths, covered, logs = np.array(found, dtype=np.float64).T
         cells = f"{np.median(widths):.3f} | {covered.mean():.3f} | {len(found) / runs:.0%} | {logs.mean() / logs.std():+.2f}"
         yield f"| {strata}, {kind} | {odds:g} | {cells} |"
+
+
+FOURFOLD = ((0.09, 0.5, 1.0), (0.09, 0.5, 2.0), (0.3, 0.5, 1.0), (0.09, 0.3, 1.5))
+"""The risk of those without the exposure, the share that is exposed, and the odds ratio."""
+
+
+def fourfold_rows(runs: int, seed: int) -> Iterator[str]:
+    """Each figure of one exposure: share told, coverage, and the median width over that without noise."""
+    columns = tuple(CategoryColumn(name=name, categories=("no", "yes")) for name in ("exposed", "event"))
+    query = {"name": "q", "kind": "independence", "over": ["exposed", "event"]}
+    study = study_of("statistics", DatasetSchema(columns=columns, max_records=2 * RECORDS), RECORDS, EPSILON, query=[query])
+    for place, (risk, exposed, odds) in enumerate(FOURFOLD):
+        rng, found = np.random.default_rng((seed, 100 + place)), dict[str, list[tuple[float, bool]]]()
+        other = risk * odds / (1.0 - risk + risk * odds)
+        truths = {"odds ratio": odds, "risk ratio": other / risk, "risk difference": other - risk}
+        for _ in range(runs):
+            x = (rng.random(RECORDS) < exposed).astype(np.int64)
+            y = (rng.random(RECORDS) < np.where(x == 1, other, risk)).astype(np.int64)
+            counts = np.zeros((2, 2))
+            np.add.at(counts, (1 - x, 1 - y), 1.0)
+            apart = confint_proportions_2indep(*counts[0].cumsum(), *counts[1].cumsum(), method="newcomb", compare="diff")
+            exact = {
+                "odds ratio": Table2x2(counts).oddsratio_confint(),
+                "risk ratio": Table2x2(counts).riskratio_confint(),
+                "risk difference": np.exp(apart),
+            }
+            for row in answers(study, complete_records(np.hstack([np.eye(2)[x], np.eye(2)[y]])), rng, "q ratios"):
+                name, (low, high) = row["figure"], ends_of(row["value"])
+                if math.isfinite(low) and math.isfinite(high):
+                    width = high - low if name == "risk difference" else math.log(high / low)
+                    found.setdefault(name, []).append(
+                        (width / math.log(exact[name][1] / exact[name][0]), low <= truths[name] <= high)
+                    )
+        for name, told in found.items():
+            widths, covered = np.array(told, dtype=np.float64).T
+            cells = f"{np.median(widths):.3f} | {covered.mean():.3f} | {len(told) / runs:.0%}"
+            yield f"| {name} | {risk:g} | {exposed:g} | {odds:g} | {cells} |"
 
 
 def answers(study: Any, records: Records, rng: np.random.Generator, table: str) -> list[dict[str, Any]]:
@@ -124,6 +163,9 @@ def quartile_rows(runs: int, seed: int) -> Iterator[str]:
 def main() -> None:
     """Print the tables."""
     options = run_options("queries", __doc__, 400).parse_args()
+    heads = ["figure", "risk", "exposed", "odds ratio", "width", "covered", "told"]
+    print_table(heads, fourfold_rows(options.runs, options.seed))
+    print()
     print_table(["strata", "odds ratio", "width", "covered", "told", "bias"], strata_rows(options.runs, options.seed))
     print()
     heads = [f"{what}: {q:g}" for what in ("covered", "width") for q in QUARTILES]
