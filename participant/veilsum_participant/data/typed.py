@@ -169,7 +169,12 @@ def _plain(column: Any) -> Iterator[Any]:
         if not is_text(kind):
             yield held if kind == held.type else held.cast(kind)
             continue
-        yield pc.utf8_trim_whitespace(as_texts(held.cast(pa.large_binary())))  # whatever the column's type promises of them
+        cells = held.cast(pa.large_binary())  # whatever the column's type promises of them
+        try:
+            held = cells.cast(pa.large_string())
+        except pa.ArrowInvalid:  # some cell is not UTF-8
+            held = as_texts(cells)
+        yield pc.utf8_trim_whitespace(held)
 
 
 def _days(chunk: Any) -> Any:
