@@ -96,6 +96,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         made.create_dir("hospital")
         for name, part in (("2024/01", table(0, 40)), ("2024/02", table(40, 30)), ("2025/01", table(70, 10))):
             parquet.write_table(part, f"hospital/visits/{name}.parquet", filesystem=made, row_group_size=8)
+        for folder, beside in (("delta", "_delta_log/0.json"), ("iceberg", "metadata/1.metadata.json"), ("torn", "notes")):
+            for name in ("data/p.parquet", "_temporary/p.parquet" if folder == "torn" else "data/q.parquet"):
+                parquet.write_table(table(0, 5), f"hospital/{folder}/{name}", filesystem=made)
+            with made.open_output_stream(f"hospital/{folder}/{beside}") as file:
+                file.write(b"{}")
         with made.open_output_stream("hospital/visits/notes.txt") as file:
             file.write(b"no records")
         with made.open_output_stream("hospital/visits/2024/odd.csv") as file:
@@ -141,6 +146,21 @@ def test_objects_are_read_as_files_are(tmp_path: Path, store: str, url: str, row
     report = check_dataset(source, SCHEMA)
     assert report.records == rows
     assert report.findings == check_dataset(tmp_path / "whole.parquet", SCHEMA).findings
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://hospital/delta", "is a table of Delta Lake, Iceberg or Hudi"),
+        ("s3://hospital/iceberg/*/*.parquet", "is a table of Delta Lake, Iceberg or Hudi"),
+        ("s3://hospital/torn", r"holds Parquet in names that begin with \. or _"),
+    ],
+)
+def test_objects_that_are_not_all_records_are_refused_by_name(tmp_path: Path, store: str, url: str, said: str) -> None:
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError, match=said):
+            read(bucket(url, store, tmp_path), SCHEMA)
+    assert read_table(bucket("s3://hospital/torn/data/*.parquet", store, tmp_path), SCHEMA).rows == 5
 
 
 @pytest.mark.parametrize("subject", [None, "who"])

@@ -117,7 +117,7 @@ def test_lines_that_no_query_sees_are_told_and_counted(tmp_path: Path) -> None:
     text = "SELECT x0, json->>'$.sex' AS sex FROM visits JOIN persons ON json->>'$.who' = who"
     offered = DatasetConfig(source="sql", query=text, files=files, joined=False)
     query = origin(offered, "d")
-    assert [(table, *counts) for table, _, counts in count_lines(query)] == [("visits", 6, 4, 0), ("persons", 3, 1, 1)]
+    assert [(table, *counts) for table, _, *counts in count_lines(query)] == [("visits", 6, 4, 0), ("persons", 3, 1, 1)]
     own = load_schema(tmp_path / "own.toml")
     assert most_unmatched(query, own, subject=None, header=True) == 0.4
     shown = [item for item in check_of("d", offered, own) if item.detail.startswith("table ")]

@@ -74,13 +74,13 @@ def test_a_day_that_stands_for_none_does_so_with_a_time(tmp_path: Path, form: st
     """Databases export a date with a time: as text the day that means "none" was one of 1900, as a timestamp it was none."""
     path, schema = tmp_path / f"d.{form}", SCHEMA.model_copy(update={"missing": ("1900-01-01",)})
     if form == "csv":
-        path.write_text("death,admitted\n1900-01-01 00:00:00,1900-01-01\n2020-01-02T00:00:00,2020-01-01\n")
+        path.write_text("death,admitted\n1900-01-01 00:00:00,2020-01-01\n2020-01-02T00:00:00,1900-01-01T00:00\n")
     else:
         none, day = datetime(1900, 1, 1), datetime(2020, 1, 1)  # noqa: DTZ001  in no zone
-        parquet.write_table(pa.table({"death": [none, day + timedelta(1)], "admitted": [none, day]}), path)
-    np.testing.assert_allclose(days(path, schema), [[np.nan, np.nan], [1, 0]])
+        parquet.write_table(pa.table({"death": [none, day + timedelta(1)], "admitted": [day, none]}), path)
+    np.testing.assert_allclose(days(path, schema), [[np.nan, 0], [np.nan, np.nan]])
     _, counts = load_records(path, schema)
-    assert (told(counts, "missing"), told(counts, "outside")) == ({"death": 1, "admitted": 1}, {"death": 0, "admitted": 0})
+    assert (told(counts, "missing"), told(counts, "outside")) == ({"death": 2, "admitted": 1}, {"death": 0, "admitted": 0})
 
 
 def test_times_of_twelve_bytes_are_of_any_year(tmp_path: Path) -> None:

@@ -104,18 +104,18 @@ def dataset(
 
 def _lines(label: str, source: Source) -> Iterator[Check]:
     """How many records, or values of JSON, the tables of a query hold that are text, and what is left out of them."""
-    for table, path, found in count_lines(source):
+    for table, path, read, left_out, twice in count_lines(source):
         what = "JSON value" if is_json(path) else "record"
         part = "document" if is_document(path) else "line"
-        told = f"table {table!r}: {counted(found.read, what)}; {counted(found.left_out, part)} left out, being none"
-        if found.twice:
-            twice = f"table {table!r}: {counted(found.twice, what)} with a key twice, of which the first counts"
-            yield Check(label, CheckOutcome.WARNING, twice, "Other software takes the last: correct the file.")
-        if not found.read and (found.left_out or is_json(path)):
+        told = f"table {table!r}: {counted(read, what)}; {counted(left_out, part)} left out, being none"
+        if twice:
+            odd = f"table {table!r}: {counted(twice, what)} with a key twice, of which the first counts"
+            yield Check(label, CheckOutcome.WARNING, odd, "Other software takes the last: correct the file.")
+        if not read and (left_out or is_json(path)):
             advice = "A .ndjson file has a value a line; call a file of one document, in whatever lines, .json."
-            advice = advice if found.left_out and is_json(path) else "Is this the right file?"
+            advice = advice if left_out and is_json(path) else "Is this the right file?"
             yield Check(label, CheckOutcome.FAILED, told, advice)
-        elif found.left_out:
+        elif left_out:
             yield Check(label, CheckOutcome.WARNING, told, "Correct the file: no query sees these.")
         else:
             yield Check(label, CheckOutcome.OK, told)

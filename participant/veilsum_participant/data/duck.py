@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -333,22 +333,12 @@ def _judged(connection: Any, lines: Any) -> Any:
     return told["valid"].combine_chunks()
 
 
-class TextCounts(NamedTuple):
-    """What a file of text holds.
+def count_texts(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int, int]:
+    """Count what a query sees of a CSV file, or of a file or glob of JSON.
 
-    Attributes:
-        read: records of a CSV file; of JSON values, a document being one.
-        left_out: of its lines, or documents, those that are none.
-        twice: of its values, those with an object that has one key twice, of which DuckDB takes the first and others the last.
-    """
-
-    read: int
-    left_out: int
-    twice: int = 0
-
-
-def count_texts(path: Path, dialect: Dialect = PLAIN) -> TextCounts:
-    """Count what a query sees of a file of text, or of a glob of JSON.
+    Returns:
+        How many records it holds, or values, a document being one; how many lines, or documents, are left out; and how many
+        values hold an object with one key twice, of which DuckDB takes the first and others the last.
 
     Raises:
         DataError: the file does not exist, or it cannot be read.
@@ -358,14 +348,14 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> TextCounts:
     if not is_json(path):
         reader = CsvReader(path, dialect=dialect)
         parts = [(part.table.num_rows, len(part.broken)) for part in reader.parts(RowRequest((reader.columns() or [])[:1]))]
-        return TextCounts(sum(rows for rows, _ in parts), sum(broken for _, broken in parts))
+        return sum(rows for rows, _ in parts), sum(broken for _, broken in parts), 0
     with _connection() as connection:
         for lines in json_texts(path, dialect, left_out):
             read += len(lines) if is_document(path) else pc.not_equal(pc.utf8_trim_whitespace(lines), "").true_count
             found = lines.filter(_judged(connection, lines))
             valid += len(found)
             twice += sum(map(has_key_twice, found.to_pylist()))
-    return TextCounts(valid, read - valid + left_out.total(), twice)
+    return valid, read - valid + left_out.total(), twice
 
 
 def _parts(path: Path) -> tuple[list[str], str]:

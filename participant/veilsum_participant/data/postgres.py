@@ -20,7 +20,6 @@ from veilsum_participant.data.reader import (
     QueryReader,
     RowRequest,
     SourcePart,
-    distinct_names,
     failed,
     missing_package,
     slow,
@@ -86,7 +85,8 @@ class _ServerRows(OpenRows):
             name = _quoted(asked.order)
             text += f" ORDER BY {name if _is_number(self.kinds[asked.order]) else _as_told(name)}"
         for table in self._copied(text) if asked.rows is None else self._fetched(text, asked.rows):
-            distinct_names(table.column_names)
+            if len({*table.column_names}) < table.num_columns:
+                raise DataError("The query yields two columns of one name.", "Give each a name of its own: AS.")
             yield SourcePart(_with_own_types(table))
 
     def _copied(self, text: str) -> list[Any]:

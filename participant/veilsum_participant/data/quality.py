@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,6 @@ from veilsum_participant.data.table import Table
 from veilsum_participant.settings.forms import is_json
 from veilsum_participant.settings.query import Source, is_csv
 from veilsum_privacy.study.schema import DatasetSchema
-
-if TYPE_CHECKING:
-    from veilsum_participant.data.duck import TextCounts
 
 _ROWS = 1 << 16
 
@@ -86,12 +83,12 @@ def most_unmatched(source: Source, schema: DatasetSchema, *, subject: str | None
     """
     with opened(source, schema, subject=subject, header=header) as tables:
         shares = [cells.share for cells in count_cells(tables.read(_ROWS), schema, texts=False)]
-    lines = (counts for _, _, counts in count_lines(source))
-    return max([*shares, *(one.left_out / (one.read + one.left_out) for one in lines if one.left_out)])
+    shares += [left_out / (read + left_out) for _, _, read, left_out, _ in count_lines(source) if left_out]
+    return max(shares, default=0.0)
 
 
-def count_lines(source: Source) -> Iterator[tuple[str, Path, TextCounts]]:
-    """Count what the query that a source asks sees of each table that is a file of text: its name, file and counts.
+def count_lines(source: Source) -> Iterator[tuple[str, Path, int, int, int]]:
+    """Each table that is a file of text of the query that a source asks: name, file, and :func:`.duck.count_texts` of it.
 
     Raises:
         DataError: one does not exist, or cannot be read.
@@ -102,4 +99,4 @@ def count_lines(source: Source) -> Iterator[tuple[str, Path, TextCounts]]:
         if is_json(path) or is_csv(path):
             from veilsum_participant.data.duck import count_texts  # what asks no query does without
 
-            yield table, path, count_texts(path, query.dialect)
+            yield table, path, *count_texts(path, query.dialect)

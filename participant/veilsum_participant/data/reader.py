@@ -162,16 +162,6 @@ def yielded(query: SourceQuery, schema: Any) -> Found:
     return Found(f"The {query}", f"The {query} yields", schema)
 
 
-def distinct_names(names: Sequence[str]) -> None:
-    """Insist that a query names each of its columns once.
-
-    Raises:
-        DataError: two have one name.
-    """
-    if len(set(names)) < len(names):
-        raise DataError("The query yields two columns of one name.", "Give each a name of its own: AS.")
-
-
 def check_held(source: object, size: int) -> None:
     """Insist that so many bytes, of which copies are made, are no more than the memory of the machine, or of its container.
 

@@ -97,21 +97,25 @@ def stored(known: Sequence[tuple[str, int]], kind: Any) -> Mapping[Any, str]:
     Returns:
         By exact number, or by truth, the text; none where texts of several codes claim it.
     """
-    found: dict[Any, list[tuple[str, int]]] = {}
-    for text, code in known:
-        if (value := _stored_value(text.strip(), kind)) is not None:
-            found.setdefault(value, []).append((text.strip(), code))
-    return {value: texts[0][0] for value, texts in found.items() if len({code for _, code in texts}) == 1}
+    claims = _claims(known, kind).items()
+    return {value: texts[0][0] for value, texts in claims if len({code for _, code in texts}) == 1}
 
 
 def clash(known: Sequence[tuple[str, int]], kind: Any) -> tuple[str, str] | None:
     """Two texts of different codes that a column of this Arrow type cannot tell apart; None where there are none."""
-    first: dict[Any, tuple[str, int]] = {}
-    for text, code in known:
-        value = _stored_value(text.strip(), kind)
-        if value is not None and first.setdefault(value, (text, code))[1] != code:
-            return first[value][0], text
+    for (first, own), *others in _claims(known, kind).values():
+        if alike := [text for text, code in others if code != own]:
+            return first, alike[0]
     return None
+
+
+def _claims(known: Sequence[tuple[str, int]], kind: Any) -> dict[Any, list[tuple[str, int]]]:
+    """The texts, with their codes, of each value of a column of an Arrow type."""
+    found: dict[Any, list[tuple[str, int]]] = {}
+    for text, code in known:
+        if (value := _stored_value(text.strip(), kind)) is not None:
+            found.setdefault(value, []).append((text.strip(), code))
+    return found
 
 
 def _stored_value(text: str, kind: Any) -> Exact | bool | None:

@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from veilsum_participant.data import spellings
-from veilsum_participant.data.lines import as_text
+from veilsum_participant.data.lines import as_texts
 from veilsum_participant.data.spellings import exact
 
 _COMMA = r"^[+-]?([0-9]+,[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?$"
 _POINT = r"^[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_TEXTS = ("string", "large_string", "binary", "large_binary")
 _FIRST, _END = -62_135_596_800, 253_402_300_800
 """Seconds from 1970 to the beginning of the year 1 and to the end of the year 9999."""
 
@@ -31,8 +32,8 @@ def plain(kind: Any) -> Any:
         return plain(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
         # JSON, and PostgreSQL's NUMERIC
-        texts = pa.types.is_string(kind.storage_type) or pa.types.is_large_string(kind.storage_type)
-        return pa.large_string() if texts or isinstance(kind, pa.UuidType) else kind
+        texts = _is(kind.storage_type, "string", "large_string") or isinstance(kind, pa.UuidType)
+        return pa.large_string() if texts else kind
     if pa.types.is_string_view(kind):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
@@ -40,9 +41,7 @@ def plain(kind: Any) -> Any:
 
 def readable(kind: Any) -> bool:
     """Whether a column of an Arrow type holds numbers or texts."""
-    kind = plain(kind)
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null, is_text)
-    return any(test(kind) for test in tests)
+    return _is(plain(kind), "integer", "floating", "decimal", "boolean", "null", *_TEXTS)
 
 
 def is_date(kind: Any) -> bool:
@@ -53,7 +52,7 @@ def is_date(kind: Any) -> bool:
             pc.strftime(pa.array([0], kind))
         except pa.ArrowInvalid:
             return False
-    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+    return _is(kind, "date", "timestamp")
 
 
 def arrow_type(dtype: np.dtype[Any]) -> Any:
@@ -149,8 +148,11 @@ def from_numpy(array: Any) -> Any:
 
 def is_text(kind: Any) -> bool:
     """Whether a column of an Arrow type holds texts, of characters or bytes."""
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(test(kind) for test in tests)
+    return _is(kind, *_TEXTS)
+
+
+def _is(kind: Any, *names: str) -> bool:
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in names)
 
 
 def _plain(column: Any) -> Iterator[Any]:
@@ -171,7 +173,7 @@ def _plain(column: Any) -> Iterator[Any]:
         try:
             held = cells.cast(pa.large_string())
         except pa.ArrowInvalid:  # some cell is not UTF-8
-            held = pa.array((None if cell is None else as_text(cell) for cell in cells.to_pylist()), pa.large_string())
+            held = as_texts(cells)
         yield pc.utf8_trim_whitespace(held)
 
 
