@@ -134,7 +134,9 @@ def explain(
     said: dict[str, list[str]] = {}
     items = error.errors(include_url=False, include_input=False)
     for item in items:
-        if item["type"] == "too_short" and any(_inside(other["loc"], item["loc"]) for other in items):
+        if item["type"] == "too_short" and any(
+            other["loc"][: len(item["loc"])] == item["loc"] != other["loc"] for other in items
+        ):
             continue  # the list is short only because its items are invalid, which is said already
         places = list(_walk(model, item["loc"]))
         key = _key(item["loc"], places, literal=item["type"] in ("extra_forbidden", "missing"))
@@ -240,10 +242,6 @@ def _tagged(annotation: Any, tag: int | str) -> bool:
     return getattr(annotation, "__name__", "") == tag or any(
         get_origin(field) is Literal and tag in get_args(field) for field in _fields(annotation).values()
     )
-
-
-def _inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
-    return len(location) > len(outer) and location[: len(outer)] == outer
 
 
 def _key(location: tuple[int | str, ...], places: list[list[Any]], *, literal: bool) -> str:
