@@ -74,7 +74,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: is not UTF-8 text.", "Save the file as UTF-8.") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is none of TOML's own errors
         raise ConfigurationError(
-            f"{path}: is not valid TOML: {error}.", "Strings need quotes, table names [brackets]."
+            f"{path}: is not valid TOML: {error}.", "Strings need quotes, table names [brackets]; a key or table stands once."
         ) from error
 
 
@@ -148,7 +148,7 @@ def explain(
         elif item["type"] == "missing":
             told = "is missing."
         elif item["type"] == "string_pattern_mismatch":
-            told = f"{_FORMS.get(item['ctx']['pattern'], 'does not have the form that this key takes')}."
+            told = f"{_FORMS.get(item['ctx']['pattern'], 'does not have the form that docs/files.md says for this key')}."
         elif item["type"] in ("tuple_type", "list_type"):
             told = "must be a list, in [brackets]."
         elif item["type"] in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
