@@ -227,11 +227,6 @@ class HazardFit(SolvedFit):
         baseline = self.model.baseline
         return baseline.basis.T @ (baseline.basis * expected[:, None]) + baseline.prior, baseline.basis.T @ cross
 
-    @property
-    def baseline_told(self) -> dict[str, object]:
-        """What a result says of the baseline: how many periods, and how the hazard goes in each."""
-        return self.model.baseline.told(self.point[: self.model.q])
-
     @cached_property
     def _explained(self) -> Floats:
         """What the information of gamma (p, p) loses because the baseline is fitted as well, less what noise adds to it."""

@@ -62,10 +62,11 @@ def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[
     if not total > max(NOISE_FLOOR * total_std, 0.0):
         return [NotEstimable("the released count is within its noise", "more records, or more epsilon") for _ in at]
     whole, ends = np.concatenate([[0.0], np.clip(isotonic(prefix), 0.0, None)]), np.asarray(edges, dtype=np.float64)
+    rising = whole + np.arange(len(whole)) * 1e-9 * max(1.0, float(whole[-1]))  # by next to nothing: its inverse is unique
     rows = np.vstack([np.zeros(len(weights)), weights])
     found: list[Answer] = []
     for q in at:
-        value = float(np.interp(q * whole[-1], _strictly(whole), ends))
+        value = float(np.interp(q * whole[-1], rising, ends))
         spread = total * q * (1.0 - q)
         noise = noise_std**2 * ((rows - q * weights[-1]) ** 2).sum(axis=1)
         least, most = (rank - q * round(total) for rank in _ranks(round(total), q))
@@ -109,8 +110,3 @@ def isotonic(values: Floats) -> Floats:
             means[-2:] = [(means[-2] * sizes[-2] + means[-1] * sizes[-1]) / size]
             sizes[-2:] = [size]
     return np.repeat(means, sizes)
-
-
-def _strictly(values: Floats) -> Floats:
-    """Values that never fall, made to rise by next to nothing, so that an inverse is unique."""
-    return np.asarray(values + np.arange(len(values)) * 1e-9 * max(1.0, float(values[-1])), dtype=np.float64)

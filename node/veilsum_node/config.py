@@ -74,7 +74,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: is not UTF-8 text.", "Save the file as UTF-8.") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is none of TOML's own errors
         raise ConfigurationError(
-            f"{path}: is not valid TOML: {error}.", "Strings need quotes, table names [brackets]."
+            f"{path}: is not valid TOML: {error}.", "Strings need quotes, table names [brackets]; a key or table stands once."
         ) from error
 
 
@@ -134,7 +134,9 @@ def explain(
     said: dict[str, list[str]] = {}
     items = error.errors(include_url=False, include_input=False)
     for item in items:
-        if item["type"] == "too_short" and any(_inside(other["loc"], item["loc"]) for other in items):
+        if item["type"] == "too_short" and any(
+            other["loc"][: len(item["loc"])] == item["loc"] != other["loc"] for other in items
+        ):
             continue  # the list is short only because its items are invalid, which is said already
         places = list(_walk(model, item["loc"]))
         key = _key(item["loc"], places, literal=item["type"] in ("extra_forbidden", "missing"))
@@ -146,7 +148,7 @@ def explain(
         elif item["type"] == "missing":
             told = "is missing."
         elif item["type"] == "string_pattern_mismatch":
-            told = f"{_FORMS.get(item['ctx']['pattern'], 'does not have the form that this key takes')}."
+            told = f"{_FORMS.get(item['ctx']['pattern'], 'does not have the form that docs/files.md says for this key')}."
         elif item["type"] in ("tuple_type", "list_type"):
             told = "must be a list, in [brackets]."
         elif item["type"] in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
@@ -240,10 +242,6 @@ def _tagged(annotation: Any, tag: int | str) -> bool:
     return getattr(annotation, "__name__", "") == tag or any(
         get_origin(field) is Literal and tag in get_args(field) for field in _fields(annotation).values()
     )
-
-
-def _inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
-    return len(location) > len(outer) and location[: len(outer)] == outer
 
 
 def _key(location: tuple[int | str, ...], places: list[list[Any]], *, literal: bool) -> str:

@@ -375,6 +375,15 @@ def test_a_sweep_is_the_same_in_one_process_and_in_two(tmp_path: Path, capsys: p
     assert (tmp_path / "out-1" / "gains.svg").read_text().startswith("<?xml")
 
 
+def test_a_model_that_nothing_was_held_out_for_says_how_to_score_and_keep_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_bare_study(tmp_path / "study.toml", method='"fedsgd"', parameters="{ steps = 2 }", privacy="{ epsilon = 3 }")
+    code, text, err = veilsum(capsys, "simulate", study, "--dataset", "breast-cancer", "--holdout", 0, "--no-encryption")
+    assert code == 0, err
+    assert "--holdout 0.3 scores a model, --out keeps it" in text
+
+
 def test_a_sweep_of_nothing_but_refused_runs_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"', parameters="{ clip = 8 }")
     options = ("--dataset", "breast-cancer", "--vary", "privacy.epsilom=1,2", "--jobs", 1, "--baselines", "none")

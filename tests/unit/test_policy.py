@@ -437,6 +437,13 @@ def test_a_method_without_any_of_its_tasks_is_named(name: str) -> None:
         assert [found for found, _, _ in lacking_tasks(policy)] == [name]
 
 
+def test_a_method_or_task_that_no_version_has_is_named() -> None:
+    """A slip in either list allowed nothing, and every check was green."""
+    policy = Policy(methods=("statistics", "regresion"), tasks=("tables", "tabels"))
+    assert list(lacking_tasks(policy)) == [("regresion", "this version has no such method", "Did you mean 'regression'?")]
+    assert list(former_tasks(policy)) == [("tabels", "this version has no such task", "Did you mean 'tables'?")]
+
+
 def test_names_of_tasks_are_those_that_are_registered() -> None:
     """A site's policy knows names, and no task's code."""
     assert tuple(sorted(TASKS, key=lambda name: TASKS[name].kind == "derived")) == TASK_NAMES

@@ -166,7 +166,10 @@ def storage(config: CoordinatorConfig, known: Sequence[HeldStudy]) -> dict[str, 
             for digest, total in connection.execute(select(key, sizes).group_by(key)):
                 journal[bytes(digest).hex()] += int(total)
     studies = {item.digest.hex(): item for item in known}
-    results = {place.name: _folder_size(place) for place in folder.iterdir()} if folder.is_dir() else {}
+    results = {
+        place.name: sum(item.stat().st_size for item in place.rglob("*") if item.is_file())
+        for place in (folder.iterdir() if folder.is_dir() else ())
+    }
     rows = [
         {
             "id": digest,
@@ -226,10 +229,6 @@ def due(studies: Sequence[HeldStudy], days: str) -> Due:
 def places(config: CoordinatorConfig, settings: ConsoleSettings) -> dict[str, Path]:
     """Folders for what is kept: ``archive`` for copies of studies, ``proofs`` of deleted ones."""
     return {"archive": settings.archive or config.state / "archive", "proofs": config.state / PROOFS}
-
-
-def _folder_size(place: Path) -> int:
-    return sum(item.stat().st_size for item in place.rglob("*") if item.is_file())
 
 
 def request_rows(settings: ConsoleSettings, issued: Sequence[Issued]) -> list[dict[str, Any]]:

@@ -296,7 +296,7 @@ class Regression(Method[RegressionParameters]):
             apart = np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]]
             fit = replace(fit, apart=apart, cells=fit.cells if study.parameters.get("solved") else None)
         if isinstance(fit, HazardFit):
-            summary["queries"][0] |= fit.baseline_told
+            summary["queries"][0] |= fit.model.baseline.told(fit.point[: fit.model.q])
         told_infinite = moments.infinite(fit, family, most, reference, offset)
         told = {"per": _units(study), "infinite": told_infinite, "reference": reference}
         rows = partial(_rows, question=question, name=RATIOS[family], told=told)

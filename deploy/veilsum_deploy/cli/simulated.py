@@ -138,7 +138,9 @@ def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> Non
     for row in rows:
         if row["runs"] == 1:
             row["std"] = ""  # one run shows no spread
-    print_rows(rows, title="Results over all runs", as_json=False, empty="The result has no estimates; see its bundle.")
+    print_rows(
+        rows, title="Results over all runs", as_json=False, empty="No estimates: --holdout 0.3 scores a model, --out keeps it."
+    )
     known = [name for name in NAMES if any(name in one.scores.figures for one in outcome.beside.values())]
     baselines = [
         {

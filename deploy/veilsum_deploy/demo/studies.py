@@ -34,7 +34,6 @@ from veilsum_participant.data import load_records
 from veilsum_participant.store.kept import kept_vector
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.base import Records
 
 KILL_AT, RETURN_AT = 0.3, 0.6
 """Parts of a study's rounds after which the hospital is killed, and started again."""
@@ -167,7 +166,8 @@ def _found(done: Finished, hospitals: Hospitals, directory: Path) -> dict[str, A
         return found
     model = Model.from_result(done.result)
     right = []
-    for site, records in _test_records(hospitals, directory).items():
+    for site, dataset in hospitals.tests.items():
+        records, _ = load_records(dataset.write(directory / "held-out", site), dataset.schema)
         if records.labels is None or not len(records):
             continue
         predicted = model.predict(records, site=site, kept=_kept(done, site, directory))
@@ -187,13 +187,6 @@ def _kept(done: Finished, site: str, directory: Path) -> dict[str, Floats] | Non
     with open_readonly(directory / "participants" / site / "participant.db") as database, database.reading() as connection:
         vector = kept_vector(connection, done.key, source)
     return None if vector is None else AgreedStudy(done.study).task(source).kept_blocks(vector)[0]
-
-
-def _test_records(hospitals: Hospitals, directory: Path) -> dict[str, Records]:
-    return {
-        site: load_records(dataset.write(directory / "held-out", site), dataset.schema)[0]
-        for site, dataset in hospitals.tests.items()
-    }
 
 
 class _State(StrEnum):
@@ -233,7 +226,7 @@ class Interruption:
             self._state is _State.BACK
             and self._seen > self._returned
             and len(self._victims) < MOST_KILLS
-            and not self._missed(info)
+            and all(self.hospital in item.cohort for item in info.rounds if item.phase == "released")
         ):
             self._state = _State.BEFORE
         if self._state is _State.BEFORE and self._seen >= KILL_AT * self.rounds:
@@ -248,10 +241,6 @@ class Interruption:
     def killed(self, process: Process) -> bool:
         """Whether it was killed here, so that its end is not a fault."""
         return process in self._victims
-
-    def _missed(self, info: StudyInfo) -> bool:
-        """Whether a round was released without the hospital."""
-        return any(self.hospital not in item.cohort for item in info.rounds if item.phase == "released")
 
     def _wait(self, seconds: float, left: float = MOST_AWAY_SECONDS) -> None:
         """Come back in ``seconds``, if a round was released meanwhile; later if not, for then nothing was missed yet."""

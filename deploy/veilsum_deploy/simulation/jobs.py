@@ -82,7 +82,7 @@ def plan_jobs(sweep: Sweep) -> list[Job]:
 def load_source(sweep: Sweep, what: str = "the study") -> Collection:
     """The records of a sweep, whose study is named ``what`` in errors."""
     schema = None
-    if sweep.source.needs_schema:
+    if sweep.source.kind in ("file", "sites"):
         content = {key: value for key, value in sweep.data_content_of(Cell(())).items() if key != "encoder"}
         schema = draft_of(content, sweep.base, None, source=what).schema
     return sweep.source.load(schema)

@@ -68,11 +68,6 @@ class Source:
     dialect: tuple[str, ...] = ()
 
     @property
-    def needs_schema(self) -> bool:
-        """Whether the study has to bring the schema along."""
-        return self.kind in ("file", "sites")
-
-    @property
     def identity(self) -> list[str]:
         """What a run of it is known by."""
         columns = {"by": self.site_column, "subject": self.subject, "domain": self.domain_column}

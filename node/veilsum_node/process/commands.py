@@ -64,7 +64,7 @@ def command_line(about: str, nouns: Mapping[str, Noun], shared: object = None) -
                 return typer.main.get_command(importlib.import_module(noun.module).app)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            self.commands = dict.fromkeys(nouns)  # whose nearest an unknown one's error names
+            self.commands = dict.fromkeys(nouns, self)  # whose nearest an unknown one's error names
             return super().resolve_command(ctx, args)
 
         def format_help(self, ctx: Any, formatter: Any) -> None:

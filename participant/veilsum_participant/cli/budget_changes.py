@@ -1,34 +1,30 @@
 """Setting a population's budget, by the command and by the console alike."""
 
-import math
 import time
 from typing import Any, Literal
 
-from veilsum_node.config import did_you_mean
+from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import Misuse
 from veilsum_participant.cli.places import open_own
 from veilsum_participant.protocol import budget_changes
-from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.config import BudgetConfig, ParticipantConfig
 from veilsum_privacy.dossier.ledgers import open_source, spending_fields
 
 Rule = Literal["gaussian", "standard", "strict"]
 
 
-def read_epsilon(text: str) -> float | None:
-    """An epsilon that somebody typed; None for "unlimited".
+def read_epsilon(text: str, delta: float = 1e-5) -> float | None:
+    """An epsilon that somebody typed, for a delta; None for "unlimited".
 
     Raises:
-        Misuse: it is none.
+        ConfigurationError: either is not one that a configuration may state.
     """
-    if text == "unlimited":
-        return None
     try:
-        epsilon = float(text)
+        given: float | str = float(text)
     except ValueError:
-        epsilon = math.nan
-    if not 0 < epsilon < math.inf:
-        raise Misuse(f"{text!r} is not a valid epsilon.", 'Give a positive number, or "unlimited".')
-    return epsilon
+        given = text
+    epsilon = validate({"epsilon": given, "delta": delta}, BudgetConfig, source="The budget").epsilon
+    return None if epsilon == "unlimited" else epsilon
 
 
 def change_budget(
@@ -47,16 +43,12 @@ def change_budget(
         where the population stands, with ``below_spent``: whether that is more than the budget.
 
     Raises:
-        Misuse: reason or operator is missing, the population is unknown, or epsilon or delta is none.
+        Misuse: reason or operator is missing, the population is unknown, or epsilon or delta is not one.
     """
     reason, operator = reason.strip(), operator.strip()
     if not reason or not operator:
         raise Misuse("A budget needs a reason and an operator.", "Say with --reason why, and with --operator who decided it.")
-    if not 0 < delta < 0.5:
-        raise Misuse(
-            f"{delta:g} is not a valid delta.", "Give a number well below one divided by the number of records, such as 1e-5."
-        )
-    offered, bound = {settings.population(name) for name in settings.datasets}, read_epsilon(epsilon)
+    offered, bound = {settings.population(name) for name in settings.datasets}, read_epsilon(epsilon, delta)
     with open_own(settings) as (opened, database), database.transaction() as connection:
         known = offered | set(opened.populations(connection))
         if population not in known:

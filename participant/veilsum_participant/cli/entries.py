@@ -92,7 +92,8 @@ def _refusal(detail: Mapping[str, Any]) -> str:
     figures = detail.get("figures")
     if not figures:
         return codes
-    after, reserved = (_cost(figures.get(name)) for name in ("after", "reserved"))
+    costs = (figures.get(name) for name in ("after", "reserved"))
+    after, reserved = ("infinite" if figure is None else cost(_number(figure)) for figure in costs)
     return f"{codes}: would come to {after} of {_figure(figures.get('budget'))}, {reserved} spent and set aside"
 
 
@@ -110,10 +111,6 @@ def _mechanism(mechanism: Mapping[str, Any] | None) -> str:
     course = f", of a course of {mechanism['course'][0]}" if "course" in mechanism else ""
     taken = f", {steps} steps" if steps > 1 else ""
     return f"{name} ({mechanism['noise']}), noise multiplier {ratio:.4g}{sampled}{taken}{course}"
-
-
-def _cost(figure: Any) -> str:
-    return "infinite" if figure is None else cost(_number(figure))
 
 
 def _figure(figure: Any) -> str:

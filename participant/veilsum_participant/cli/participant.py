@@ -53,6 +53,7 @@ NewSiteOption = Annotated[
     bool, typer.Option("--new-site", help="This site took no part in the study: align it by these records.")
 ]
 WeightsOption = Annotated[Path | None, typer.Option("--weights", help="File of the base weights of a result of adapters.")]
+WhereNeeded = Annotated[Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")]
 AsOption = Annotated[str, typer.Option("--as", help="Name of the person who decides, for the site's own ledger.")]
 CONFIG = Path("participant.toml")
 
@@ -327,9 +328,7 @@ def apply(
     dialect: DialectOption = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
     new_site: NewSiteOption = False,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
-    ] = None,
+    config: WhereNeeded = None,
     out: Annotated[Path, typer.Option("--out", help="Where the predictions go.")] = Path("predictions.csv"),
     encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
     weights: WeightsOption = None,
@@ -355,9 +354,7 @@ def evaluate(
     dataset: Annotated[str | None, typer.Option("--dataset", help="Or a dataset of the configuration.")] = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
     new_site: NewSiteOption = False,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
-    ] = None,
+    config: WhereNeeded = None,
     encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
     weights: WeightsOption = None,
     schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
@@ -380,9 +377,7 @@ def personalise_command(
     dialect: DialectOption = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
     new_site: NewSiteOption = False,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
-    ] = None,
+    config: WhereNeeded = None,
     out: Annotated[Path, typer.Option("--out", help="New folder for the model.")] = Path("personal"),
     encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
     weights: WeightsOption = None,

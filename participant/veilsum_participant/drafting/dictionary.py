@@ -23,6 +23,7 @@ from veilsum_participant.drafting.draft import (
 MAX_DICTIONARY_BYTES = 1 << 24
 """Largest data dictionary that is read, in bytes."""
 
+_CODE = re.compile(r"[^\s,]*\w[^\s,]*")
 _ROLES = {
     "name": (
         *("variablefieldname", "variablename", "variable", "fieldname", "field", "columnname", "column", "varname", "name"),
@@ -195,7 +196,7 @@ def _choices(text: str) -> dict[str, str]:
     for mark in ("=", ",", ":"):
         halves = [part.partition(mark) for part in parts]
         found = {code.strip(): label.strip() for code, _, label in halves}
-        if len(found) == len(parts) and all(middle for _, middle, _ in halves) and all(map(_is_code, found)):
+        if len(found) == len(parts) and all(middle for _, middle, _ in halves) and all(map(_CODE.fullmatch, found)):
             return found
     return dict.fromkeys(parts, "")
 
@@ -203,10 +204,6 @@ def _choices(text: str) -> dict[str, str]:
 def _unicode(value: object) -> str:
     """A JSON value as text; half of a surrogate pair becomes a question mark."""
     return str(value).encode(errors="replace").decode()
-
-
-def _is_code(text: str) -> bool:
-    return re.fullmatch(r"[^\s,]*\w[^\s,]*", text) is not None
 
 
 def _bounds(name: str, low: str, high: str) -> tuple[float | None, float | None]:

@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
+from veilsum_node.config import did_you_mean
 from veilsum_node.phrases import listed
 from veilsum_participant.settings.config import NEEDED, ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.told import plain
-from veilsum_privacy.study.known_tasks import FORMER
+from veilsum_privacy.study.known_tasks import FORMER, TASK_NAMES
 
 DERIVED = ("csv", "derived", "in_batches", "named_in_records", "several_rows")
 """Properties of a dataset that a guard asks for."""
@@ -47,7 +48,7 @@ def cautions(config: ParticipantConfig) -> list[str]:
             f"dataset {name}: its columns are not stated, so every study is refused: datasets.{name}.columns"
             for name in unstated
         ),
-        *(f"policy.tasks: the task {name} was {told}. {advice}" for name, told, advice in former_tasks(config.policy)),
+        *(f"policy.tasks: the task {name}: {told}. {advice}" for name, told, advice in former_tasks(config.policy)),
         *(f"policy.methods: {name}: {told}. {advice}" for name, told, advice in lacking_tasks(config.policy)),
         *(f"dataset {name}: {told}. {advice}" for name, told, advice in unbounded_datasets(config)),
     ]
@@ -63,17 +64,21 @@ def unbounded_datasets(config: ParticipantConfig) -> Iterator[tuple[str, str, st
 
 
 def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
-    """Tasks that the policy lists and that were removed: the name, what became of it, and what to do."""
+    """Tasks that the policy lists and that are not there, or not any more: the name, what became of it, and the advice."""
     for name in policy.tasks:
-        if name in FORMER:
+        if name not in (*TASK_NAMES, *FORMER):
+            yield name, "this version has no such task", did_you_mean(name, TASK_NAMES)
+        elif name in FORMER:
             told = f"removed after version {FORMER[name].version}; studies ask for {FORMER[name].now!r} in its place"
             now = "" if FORMER[name].now in policy.tasks else f", and list {FORMER[name].now!r} if the site agrees to it"
             yield name, told, f"Take {name!r} out of policy.tasks{now}."
 
 
 def lacking_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
-    """Methods that the policy allows and of which it allows no study, for want of a task: the name, why, and what to do."""
+    """Methods that the policy allows and of which no study runs, for want of it or a task: the name, why, and what to do."""
     for name in policy.methods:
+        if name not in NEEDED:
+            yield name, "this version has no such method", did_you_mean(name, NEEDED)
         for group in NEEDED.get(name, ()):
             if not set(group) & set(policy.tasks):
                 wanted = listed([repr(task) for task in group], last="or")

@@ -224,6 +224,7 @@ class _Changes:
         members: the units of the company.
         longest: the largest change of one unit, as a share of the sensitivity.
         interaction: see :class:`Finding`.
+        interacts: whether the release should be a sum over units and is none, beyond all rounding.
     """
 
     def __init__(self, route: ReleaseRoute, units: Sequence[Records], company: Records) -> None:
@@ -233,7 +234,7 @@ class _Changes:
         whose = np.zeros(0, dtype=np.int64) if company.subjects is None else company.subjects
         self.members = [whose == subject for subject in np.unique(whose)]
         self.interaction = 0.0
-        self._beyond = False
+        self.interacts = False
         self._norms = np.zeros((len(self._bases), len(units)))
         self._found: dict[tuple[int, int], Floats] = {}
         keeps = self._norms.size * len(self._starts[0]) <= MOST_VALUES
@@ -249,11 +250,6 @@ class _Changes:
             longest = max(longest, float(np.linalg.norm(left)))
             self._compare(left, self._added(0, company.take(member)), 2)
         self.longest = longest / route.sensitivity
-
-    @property
-    def interacts(self) -> bool:
-        """Whether the release should be a sum over units and is none, beyond all rounding."""
-        return self._beyond
 
     def stages(self, most: int) -> list[_AuditBase]:
         """Each base on which some unit moves the sum, with as many canaries on each."""
@@ -278,7 +274,7 @@ class _Changes:
     @property
     def _apart(self) -> bool:
         """Whether canaries cannot stand together in one release, as their changes do not add up."""
-        return self._beyond
+        return self.interacts
 
     def _change(self, place: int, number: int) -> Floats:
         """What a unit changes, by its number; it was worked out before, and is kept where all of them fit into memory."""
@@ -292,7 +288,7 @@ class _Changes:
         """Note how far a change is from what it should be; each of so many sums that it is made of may be rounded."""
         most = float(np.abs(found - alone).max(initial=0.0))
         self.interaction = max(self.interaction, most / self._route.sensitivity)
-        self._beyond = self._beyond or most > _SLACK * self._route.sensitivity + self._route.rounding * 2 * sums
+        self.interacts = self.interacts or most > _SLACK * self._route.sensitivity + self._route.rounding * 2 * sums
 
 
 def _coins(random: RandomSource, releases: int, canaries: int) -> NDArray[np.bool_]:

@@ -47,7 +47,8 @@ def open_source(place: str | Path) -> Iterator[LedgerReader]:
             try:
                 export = read_export(path)
             except HostileInput as error:
-                kind = LedgerFault if _says_export(path) else HostileInput
+                header = _beginning(path, MAX_HEADER).partition(b"\n")[0]  # with all certificates, so it can be long
+                kind = LedgerFault if FORMAT.encode() in header else HostileInput
                 raise kind(f"{path}: {error.message}", error.advice or _WHOLE) from error
             yield export
             return
@@ -237,11 +238,6 @@ def _require_ledger(path: Path) -> None:
 def is_database(path: Path) -> bool:
     """Whether a file begins as a database does."""
     return _beginning(path, len(_SQLITE)) == _SQLITE
-
-
-def _says_export(path: Path) -> bool:
-    """Whether a file says that it is an export: its header, the first line, holds all certificates and can be long."""
-    return FORMAT.encode() in _beginning(path, MAX_HEADER).partition(b"\n")[0]
 
 
 def _beginning(path: Path, most: int) -> bytes:
