@@ -74,14 +74,9 @@ ALIKE = 1e-12
 ALL_ALIKE = NotEstimable("the outcomes of each treatment are all alike", "more records")
 
 
-def certain(figure: Figure) -> bool:
-    """Whether no record differs from it."""
-    return figure.noise_error == 0.0 and figure.sampling_error <= math.sqrt(ALIKE)
-
-
-def both_certain(one: Figure, other: Figure) -> bool:
+def both_certain(*figures: Figure) -> bool:
     """Whether no record differs from either of two."""
-    return certain(one) and certain(other)
+    return all(figure.noise_error == 0.0 and figure.sampling_error <= math.sqrt(ALIKE) for figure in figures)
 
 
 def difference(treated: Answer, untreated: Answer) -> Answer:
