@@ -118,6 +118,7 @@ def code(value: Any, kind: str) -> int:
     except ArithmeticError:
         return -1
     odd = any(letter not in "0123456789.eE+-" for letter in text)
+    odd = odd or (text.lower().partition("e")[2].isdigit() and "." not in text)  # 1E1 is a ward
     digits = text.lstrip("+-").partition(".")[0]
     if odd or (len(digits) > 1 and digits.startswith("0")) or not exact.is_finite():
         return -1
