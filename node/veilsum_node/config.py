@@ -166,7 +166,12 @@ def explain(
             told = message[:1].lower() + message[1:] + ("" if message.endswith((".", "?")) else ".")
         said.setdefault(key, []).append(told)
     texts = {key: " Or ".join(dict.fromkeys(told)) for key, told in said.items()}  # what each type of a union would want
-    return [f"{key}: {text}" if key else text[:1].upper() + text[1:] for key, text in texts.items()]
+    return [f"{key}: {text}" if key else _sentence(text) for key, text in texts.items()]
+
+
+def _sentence(text: str) -> str:
+    """With a capital, unless it begins with the name of a key."""
+    return text if "_" in text.split(" ", 1)[0] else text[:1].upper() + text[1:]
 
 
 def _variable(location: tuple[int | str, ...], variables: Mapping[tuple[str, ...], str]) -> str:
@@ -237,10 +242,10 @@ def step(annotation: Any, part: int | str) -> Any:
     return None
 
 
-def _tagged(annotation: Any, tag: int | str) -> bool:
-    """Whether a model has a literal field that holds ``tag``, or its name: pydantic puts a union's tag into the location."""
-    return getattr(annotation, "__name__", "") == tag or any(
-        get_origin(field) is Literal and tag in get_args(field) for field in _fields(annotation).values()
+def _tagged(annotation: Any, part: int | str) -> bool:
+    """Whether a model has a literal field that holds ``part``, or its name: pydantic puts a union's tag into the location."""
+    return getattr(annotation, "__name__", "") == part or any(
+        get_origin(field) is Literal and part in get_args(field) for field in _fields(annotation).values()
     )
 
 

@@ -201,10 +201,10 @@ class IssuedRecord:
             with self._path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 yield file
-        except FileNotFoundError as error:
-            told = f"{self._path.parents[1]} holds no authority: {self._path} does not exist."
-            raise StateError(told, "Name the authority's directory, which `veilsum federation init` made.") from error
         except OSError as error:
+            if not self._path.parent.is_dir():
+                told = f"{self._path.parents[1]} holds no authority: it has no folder {self._path.parent.name}."
+                raise StateError(told, "Name the authority's directory, which `veilsum federation init` made.") from error
             raise StateError(
                 f"The record {self._path} cannot be used ({error.strerror}).",
                 "Check its permissions, or restore it from a backup.",
