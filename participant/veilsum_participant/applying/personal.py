@@ -356,8 +356,8 @@ def _fit(data: _Standard, choice: _Choice, start: _Fit | None = None) -> _Fit:
 
 
 def _stacked(data: _Standard, parts: Sequence[Floats]) -> Floats:
-    """Weights of an average of scores, the released ones first, of the least mean loss: held to equal ones by :data:`EVEN`, and
-    of few records to the released model by :data:`LEAD`."""
+    """Weights of an average of scores, the released ones first, of the least mean loss: held to equal ones by :data:`EVEN`,
+    and of few records to the released model by :data:`LEAD`."""
     scores, start = np.stack(parts), np.zeros(len(parts))
     start[0] = LEAD * (FEWEST / len(data.z)) ** 3  # of few records cross-validation tells little, and parts are many
 
