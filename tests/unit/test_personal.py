@@ -113,6 +113,33 @@ def test_what_a_site_reaches_alone_is_logistic_regression_and_the_discriminant()
     np.testing.assert_allclose(found[:, 1] - found[:, 0], theirs, rtol=0.15, atol=0.05)  # OAS shrinks what separates
 
 
+@pytest.mark.parametrize(("n", "lead"), [(20, 16.0), (40, 2.0), (80, 0.25)])
+def test_parts_that_are_alike_have_the_priors_weights(n: int, lead: float) -> None:
+    rng = np.random.default_rng(12)
+    z = rng.standard_normal((n, 1))
+    data = personal._Standard.of(rng.standard_normal((n, 2)), z, z + rng.standard_normal((n, 1)), Squared())
+    found = personal._stacked(data, [z] * 4)
+    np.testing.assert_allclose(found, np.array([np.exp(lead), 1.0, 1.0, 1.0]) / (np.exp(lead) + 3.0), rtol=1e-6)
+
+
+def test_few_records_do_not_make_a_good_model_worse() -> None:
+    """25 records of 20 features: sites alone are far behind, and five parts are many to choose among."""
+    true = np.random.default_rng(0).standard_normal(20)
+    schema = schema_of(20)
+    model = Model.from_result(released(np.stack([0.0 * true, true]), schema=schema))
+
+    def patients(n: int, seed: int) -> Records:
+        rng = np.random.default_rng(seed)
+        x = rng.uniform(-1.0, 1.0, (n, 20))
+        y = (rng.uniform(size=n) < 1.0 / (1.0 + np.exp(-x @ true))).astype(np.int64)
+        return Records(x, np.ones(x.shape, dtype=bool), y)
+
+    test = patients(2000, 1)
+    own = [personalise(model, patients(25, seed)).model for seed in range(100, 140)]
+    lost = right(model, test) - np.array([right(each, test) for each in own])
+    assert np.quantile(lost, 0.9) < 0.01
+
+
 @pytest.mark.parametrize("n", [0, 1, FEWEST - 1])
 def test_few_records_leave_the_released_model_as_it_is(n: int) -> None:
     model = Model.from_result(released(GOOD))

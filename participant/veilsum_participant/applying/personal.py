@@ -56,6 +56,9 @@ SMALLEST = 1e-6
 EVEN = 1e-3
 """Penalty of the weights' logarithms, which keeps them from being chosen by chance where the parts are alike."""
 
+LEAD = 16.0
+"""From where the released part's log weight is penalised at :data:`FEWEST` records: it falls with the cube of their number."""
+
 ITERATIONS = 200
 
 
@@ -353,16 +356,19 @@ def _fit(data: _Standard, choice: _Choice, start: _Fit | None = None) -> _Fit:
 
 
 def _stacked(data: _Standard, parts: Sequence[Floats]) -> Floats:
-    """Weights of an average of scores: of the least mean loss, held to equal ones by :data:`EVEN`."""
-    scores = np.stack(parts)
+    """Weights of an average of scores, the released ones first, of the least mean loss: held to equal ones by :data:`EVEN`,
+    and of few records to the released model by :data:`LEAD`."""
+    scores, start = np.stack(parts), np.zeros(len(parts))
+    start[0] = LEAD * (FEWEST / len(data.z)) ** 3  # of few records cross-validation tells little, and parts are many
 
     def objective(logs: Floats) -> tuple[float, Floats]:
         weights = softmax(logs)
         mean = np.tensordot(weights, scores, axes=1)
         slopes = np.tensordot(scores, data.loss.gradient(mean, data.targets), axes=2) / len(mean)
-        return data.mean_loss(mean) + 0.5 * EVEN * float(logs @ logs), weights * (slopes - weights @ slopes) + EVEN * logs
+        off = logs - start
+        return data.mean_loss(mean) + 0.5 * EVEN * float(off @ off), weights * (slopes - weights @ slopes) + EVEN * off
 
-    found: Floats = softmax(minimize(objective, np.zeros(len(parts)), jac=True, method="L-BFGS-B").x)
+    found: Floats = softmax(minimize(objective, start, jac=True, method="L-BFGS-B").x)
     return found
 
 
