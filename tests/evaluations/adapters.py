@@ -83,6 +83,8 @@ def arms(part: str, sha256: str, chosen: argparse.Namespace) -> Iterator[Arm]:
                 yield Arm(f"{start} start, {name}", "words", {**about, "merge": merge}, "hfedatm", (None,))
         yield Arm("each site alone", "words", training, "fedavg", (None,), "alone")
         yield Arm("all in one place", "words", training, "fedavg", (None,), "together")
+        slower = {**training, "learning_rate": chosen.rate / len(SITES)}
+        yield Arm("all in one place, a quarter of the rate", "words", slower, "fedavg", (None,), "together")
         fewer = {**training, "rounds": max(1, chosen.rounds // len(SITES))}
         yield Arm("all in one place, as many steps as a site", "words", fewer, "fedavg", (None,), "together")
         return
