@@ -363,9 +363,8 @@ def default_edges(query: Query, columns: Columns, steps: int = FINE_STEPS) -> di
 
 def even_edges(low: float, high: float, steps: int, spaced: Callable[..., Floats] = np.linspace) -> tuple[float, ...]:
     """The ends of so many intervals from ``low`` to ``high``, to 12 digits where these leave their lengths alone."""
-    ends = spaced(low, high, steps + 1)
+    ends = np.array([low, *spaced(low, high, steps + 1)[1:-1], high])  # both ends as they are stated, to the last bit
     found = np.array([low, *(float(f"{place:.12g}") for place in ends[1:-1]), high])
-    ends[[0, -1]] = low, high  # as they are stated, to the last bit
     return tuple((found if np.allclose(np.diff(found), np.diff(ends), rtol=0.01, atol=0.0) else ends).tolist())
 
 
