@@ -80,7 +80,8 @@ def join_records(records: Records, how: Reduction, categories: Sequence[slice]) 
     else:
         joined = np.add.reduceat(given, starts, axis=0) / np.maximum(some, 1)
         if labels is not None:  # the most frequent one that there is
-            counts = [np.add.reduceat(labels == level, starts, dtype=np.int64) for level in range(max(int(labels.max()), 0) + 1)]
+            levels = range(max(int(labels.max()), 0) + 1)
+            counts = [np.add.reduceat(labels == level, starts, dtype=np.int64) for level in levels]
             labels[starts] = np.where(np.any(counts, axis=0), np.argmax(counts, axis=0), -1)
     joined = np.where(some > 0, joined, 0.0)
     for place in categories if how == "max" else ():
