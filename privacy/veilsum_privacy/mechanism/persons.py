@@ -80,10 +80,9 @@ def join_records(records: Records, how: Reduction, categories: Sequence[slice]) 
     else:
         joined = np.add.reduceat(given, starts, axis=0) / np.maximum(some, 1)
         if labels is not None:  # the most frequent one that there is
-            own, most, labels[starts] = labels.copy(), np.zeros(len(starts), dtype=np.int64), -1
-            for level in range(int(own.max()) + 1):
-                number = np.add.reduceat(own == level, starts, dtype=np.int64)
-                labels[starts[number > most]], most = level, np.maximum(number, most)
+            levels = range(max(int(labels.max()), 0) + 1)
+            counts = [np.add.reduceat(labels == level, starts, dtype=np.int64) for level in levels]
+            labels[starts] = np.where(np.any(counts, axis=0), np.argmax(counts, axis=0), -1)
     joined = np.where(some > 0, joined, 0.0)
     for place in categories if how == "max" else ():
         width = place.stop - place.start

@@ -70,7 +70,6 @@ class DerivedColumn(Frozen):
         of: numeric column that is cut at ``edges`` into a category.
         edges: in the column's unit, ascending, within its bounds.
         number: an expression such as ``systolic - diastolic`` (:func:`~veilsum_privacy.tasks.queries.arithmetic.parse_sum`),
-        which is
             clamped to ``low`` and ``high``.
         unit: of the number.
     """
@@ -103,17 +102,15 @@ class Query(Frozen):
         over: the columns that it is about; of ``survival`` and ``logrank`` the time.
         by: categorical columns; every combination of their levels is a group.
         where: a condition (:mod:`.conditions`); empty for all records.
-        edges: in the unit of the one column that it is over, ascending; of survival the ends of the intervals of time, from 0
-        to
-            the horizon.
+        edges: in the unit of the one column that it is over, ascending; of survival the ends of the intervals of time, the
+            last one the horizon.
         at: quantiles, in (0, 1).
         outcome: of ``linear`` what is explained: a numeric column, or a condition that counts as 1 where it holds, else as 0;
             of ``discrimination`` what is ranked: a condition, or the time to an event; of ``effect`` as of ``linear``.
         event: of survival, and of a time's discrimination, the column that tells how the time ended.
         censored: its levels that do not count as the event; each other level is a cause.
-        missing: whether a missing level is left out, or is a level of its own, of the columns counted, and of ``by`` but in a
-        table
-            one.
+        missing: whether a missing level is left out, or is a level of its own, of the columns counted, and of ``by`` but in
+            a table one.
         importance: of its errors against the other queries'; twice as important halves the weight that variance has.
         part_of: table that its result belongs to.
         pooled: of ``independence``, whether the table of all groups together is released as well, so that what they have in
@@ -366,9 +363,8 @@ def default_edges(query: Query, columns: Columns, steps: int = FINE_STEPS) -> di
 
 def even_edges(low: float, high: float, steps: int, spaced: Callable[..., Floats] = np.linspace) -> tuple[float, ...]:
     """The ends of so many intervals from ``low`` to ``high``, to 12 digits where these leave their lengths alone."""
-    ends = spaced(low, high, steps + 1)
+    ends = np.array([low, *spaced(low, high, steps + 1)[1:-1], high])  # both ends as they are stated, to the last bit
     found = np.array([low, *(float(f"{place:.12g}") for place in ends[1:-1]), high])
-    ends[[0, -1]] = low, high  # as they are stated, to the last bit
     return tuple((found if np.allclose(np.diff(found), np.diff(ends), rtol=0.01, atol=0.0) else ends).tolist())
 
 
