@@ -63,8 +63,8 @@ def test_a_result_of_0_2_is_proven(results: dict[str, Path], method: str) -> Non
 
 
 def test_results_of_protocol_5_are_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And say what they leave open, which version 6 of the protocol does not: a coordinator with a member. Of one whose figures
-    have another error since, what was signed holds."""
+    """And say what they leave open, which version 6 of the protocol does not: a coordinator with a member. What was signed of
+    one whose figures have another error since holds."""
     results = unpacked(PROTOCOL_5, tmp_path)
     assert sorted(results) == ["fedavg", "fedsgd", "regression", "statistics"]
     monkeypatch.setattr(verification, "SOFTWARE", "veilsum 0.3.0")  # not the version in the making that made them
