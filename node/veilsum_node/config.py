@@ -155,7 +155,7 @@ def explain(
             inside = _walked(places, item["loc"])
             keys = list(dict.fromkeys(name for candidate in inside for name in _fields(candidate)))
             named = f" with the keys {', '.join(keys[:20])}{', ...' if len(keys) > 20 else ''}" if keys else ""
-            told = f"must be a table{' (in Python, a dict)' if key else ''}{named}."
+            told = f"must be a table (in Python, a dict){named}." if key else f"Must be a table{named}."
         elif item["type"] in ("union_tag_not_found", "union_tag_invalid"):
             tag = str(item["ctx"]["discriminator"]).strip("'")
             tags = str(item["ctx"].get("expected_tags") or _tags(_walked(places, item["loc"]), tag))
@@ -163,15 +163,10 @@ def explain(
             key, told = f"{key}.{tag}", f"{wrong}. Known: {tags.replace(chr(39), '')}."
         else:
             message = item["msg"].removeprefix("Value error, ")
-            told = message[:1].lower() + message[1:] + ("" if message.endswith((".", "?")) else ".")
+            told = (message[:1].lower() if key else message[:1]) + message[1:] + ("" if message.endswith((".", "?")) else ".")
         said.setdefault(key, []).append(told)
     texts = {key: " Or ".join(dict.fromkeys(told)) for key, told in said.items()}  # what each type of a union would want
-    return [f"{key}: {text}" if key else _sentence(text) for key, text in texts.items()]
-
-
-def _sentence(text: str) -> str:
-    """With a capital, unless it begins with the name of a key."""
-    return text if "_" in text.split(" ", 1)[0] else text[:1].upper() + text[1:]
+    return [f"{key}: {text}" if key else text for key, text in texts.items()]
 
 
 def _variable(location: tuple[int | str, ...], variables: Mapping[tuple[str, ...], str]) -> str:

@@ -380,7 +380,7 @@ _MALFORMED: dict[str, tuple[Callable[[], Result], str]] = {
         lambda: _change(_result(), features=[{"kind": "number", "name": "a", "low": 2, "high": 1}]),
         "low must be below high",
     ),
-    "a column twice": (lambda: _change(_result(), features=[*_result().application["features"]] * 2), "A column stands twice"),
+    "a column twice": (lambda: _change(_result(), features=[*_result().application["features"]] * 2), "a column stands twice"),
     "unknown rule": (lambda: _change(_result(), missing_rule="drop"), "missing_rule"),
     "unknown head": (lambda: _change(_result(), head={"kind": "tree"}), "head"),
     "unknown alignment": (lambda: _change(_result(), alignment={"kind": "shift"}), "alignment"),

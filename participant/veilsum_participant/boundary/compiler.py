@@ -21,7 +21,7 @@ request                  answer                    what crosses
 Besides its own, each answer may be :class:`CompilerFault`: a refusal in words, which follows from what was given.
 """
 
-from veilsum_participant.boundary.encoding import Inquiry, Message, number, octets, real, several, text, texts
+from veilsum_participant.boundary.encoding import Inquiry, Message, number, octets, optional_octets, real, several, text, texts
 from veilsum_proto import MAX_OBJECT_BYTES
 
 SMALL = 1024
@@ -110,7 +110,7 @@ class WordsSaid(Message):
 
 
 class FollowedSaid(Message):
-    """Of LOOK, what is broadcast next; else the model's task and steps taken, after BEGIN and STEP with what is kept of it."""
+    """The model's task and steps taken; of LOOK, what is broadcast next; after BEGIN and STEP, what is kept of it."""
 
     state: bytes = octets(1, MOST)
     label: str = text(2, LABEL)
@@ -209,24 +209,25 @@ class TrainOnNone(Inquiry[TrainingSaid]):
 
 
 class AskFollowed(Inquiry[FollowedSaid]):
-    """Go on with the model of a study that declares its steps: the one that was taken last, as far as it came since.
+    """Go on with the model of a study that declares its steps: the one that came last, as far as it got since.
 
     Attributes:
-        move: one of :data:`TAKE`, :data:`LOOK`, :data:`BEGIN` and :data:`STEP`.
-        data: of TAKE, the model in safetensors, empty before the first release; of BEGIN, the first broadcast of the model;
-            of STEP, the released sum, int64.
-        label: of the task that broadcasts next, or whose release it is.
+        move: one of :data:`LOOK`, :data:`BEGIN` and :data:`STEP`.
+        label: of the task that broadcasts next, or whose release it is; empty to look at no broadcast.
+        data: of BEGIN, the first broadcast of the model; of STEP, the released sum, int64.
         cohort: of STEP, of how many members the sum is.
+        state: the model to go on with, in safetensors, empty before the first release; None for the one that came last.
     """
 
-    code, answer, most, most_answered, seconds = 10, FollowedSaid, MOST + SMALL, 2 * MOST, TRACING
-    move: int = number(1, 3)
-    data: bytes = octets(2, MOST)
-    label: str = text(3, LABEL)
+    code, answer, most, most_answered, seconds = 10, FollowedSaid, 2 * MOST, 2 * MOST, TRACING
+    move: int = number(1, 2)
+    label: str = text(2, LABEL)
+    data: bytes = octets(3, MAX_OBJECT_BYTES)
     cohort: int = number(4, 4096)
+    state: bytes | None = optional_octets(5, MOST)
 
 
-TAKE, LOOK, BEGIN, STEP = 0, 1, 2, 3
+LOOK, BEGIN, STEP = 0, 1, 2
 
 
 class AskWords(Inquiry[WordsSaid]):

@@ -269,9 +269,12 @@ def _beside_derived(source: Derived, schema: DatasetSchema) -> DatasetSchema:
 
 def _with_derived(source: Derived, table: Table, schema: DatasetSchema) -> Table:
     wanted = [name for name in schema.file_columns if name not in table.columns]
-    gone = pa.array([text.strip() for text in schema.missing], pa.large_string())
     cells = table.columns[source.column]
-    cells = pc.if_else(pc.is_in(cells, value_set=gone), pa.scalar(None, cells.type), cells)
-    made, unread = pixel_columns(source, cells, wanted) if isinstance(source, Images) else token_columns(source, cells, wanted)
+    if isinstance(source, Images):  # no file has the name of a missing one; a text may be any
+        gone = pa.array([text.strip() for text in schema.missing], pa.large_string())
+        cells = pc.if_else(pc.is_in(cells, value_set=gone), pa.scalar(None, cells.type), cells)
+        made, unread = pixel_columns(source, cells, wanted)
+    else:
+        made, unread = token_columns(source, cells, wanted)
     columns = table.columns | made
     return replace(table, columns={name: columns[name] for name in schema.file_columns}, unread=unread)

@@ -11,7 +11,7 @@ study whose tasks cannot be traced twice is refused.
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +24,6 @@ from veilsum_participant.boundary.compiler import (
     BEGIN,
     LOOK,
     STEP,
-    TAKE,
     AnswerTraining,
     AskDerived,
     AskFollowed,
@@ -72,7 +71,7 @@ class Compiling(Kept):
         self._study = study
         self._said: tuple[TaskSaid, ...] | None = None
         self._meant: Mapping[str, Floats] | None = None
-        self._followed: FollowedSaid | None = None
+        self._state: bytes | None = None  # of the model that the compiler goes on with
         self._shown: dict[str, FollowedSaid] = {}
 
     def said(self, index: int) -> TaskSaid:
@@ -108,7 +107,7 @@ class Compiling(Kept):
                 self.end()
                 raise Misuse("What traces the study's tasks ended.") from error
 
-    def follow(self, state: bytes, move: AskFollowed | None = None) -> FollowedSaid:
+    def follow(self, state: bytes, move: AskFollowed) -> FollowedSaid:
         """The model of this state, and what a move makes of it; raises what :meth:`ask` does. It crosses unless the compiler
         came to it by itself."""
         with self.lock:
@@ -135,26 +134,22 @@ class Compiling(Kept):
     def _begin(self) -> None:
         if self.begin() is None:
             return
-        self._meant = self._followed = None
+        self._meant = self._state = None
         tasks = self._told(TakeStudy(self._study)).tasks
         if self._said is not None and tasks != self._said:
             raise BrokenError("A study's tasks are not what they were said to be.")
         self._said = tasks
 
-    def _moved(self, state: bytes, move: AskFollowed | None) -> FollowedSaid:
-        if (found := self._followed) is None or found.state != state:
-            self._followed, self._shown = None, {}
-            said = self._told(AskFollowed(TAKE, state))
-            self._followed = found = FollowedSaid(state, said.label, said.taken)
-        if move is None:
-            return found
-        if move.move == LOOK:
-            if move.label not in self._shown:
-                self._shown[move.label] = self._told(move)
+    def _moved(self, state: bytes, move: AskFollowed) -> FollowedSaid:
+        if self._state != state:
+            self._shown, move = {}, replace(move, state=state)
+        if move.move == LOOK and move.label in self._shown:
             return self._shown[move.label]
-        self._followed, self._shown = None, {}  # if it fails, nobody knows how far it came
-        self._followed = found = self._told(move)
-        return found
+        self._state = None  # if it fails, nobody knows how far it came
+        said = self._told(move)
+        self._state = state if move.move == LOOK else said.state
+        self._shown = {**self._shown, move.label: said} if move.move == LOOK else {}
+        return said
 
     def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None) -> _R:
         if broadcast is not None and not _same(broadcast, self._meant):
@@ -203,7 +198,7 @@ class CompiledModel:
 
     def __init__(self, compiler: Callable[[], Compiling], kept: bytes) -> None:
         self._compiler, self._state = compiler, kept
-        found = compiler().follow(kept)
+        found = compiler().follow(kept, AskFollowed(LOOK))
         self.label, self.taken = found.label, found.taken
 
     def broadcast(self, label: str) -> Pieces:
@@ -212,11 +207,11 @@ class CompiledModel:
 
     def begin_with(self, broadcast: bytes) -> None:
         """See :class:`veilsum_privacy.computation.following.Following`."""
-        self._move(AskFollowed(BEGIN, broadcast))
+        self._move(AskFollowed(BEGIN, data=broadcast))
 
     def take(self, label: str, values: Integers, cohort: int) -> None:
         """See :class:`veilsum_privacy.computation.following.Following`."""
-        self._move(AskFollowed(STEP, np.ascontiguousarray(values, dtype=np.int64).tobytes(), label, cohort))
+        self._move(AskFollowed(STEP, label, np.ascontiguousarray(values, dtype=np.int64).tobytes(), cohort))
 
     def to_pieces(self) -> Pieces:
         """See :class:`veilsum_privacy.computation.following.Following`."""

@@ -14,7 +14,6 @@ from veilsum_participant.boundary.compiler import (
     ADVICE,
     BEGIN,
     LOOK,
-    TAKE,
     WORDS,
     AnswerTraining,
     AskDerived,
@@ -127,21 +126,22 @@ class Compiler:
     def _follow(self, request: AskFollowed) -> FollowedSaid:
         if self._study is None:
             raise Misuse("The compiler has no study yet.")
-        model = followed_model(self._study, request.data) if request.move == TAKE else self._model
+        model, self._model = self._model, None  # until the move is done
+        if request.state is not None:
+            model = followed_model(self._study, request.state)
         if model is None:
             raise Misuse("The study declares no steps, or no model of it was taken.")
+        state = shown = b""
         if request.move == LOOK:
-            return FollowedSaid(broadcast=b"".join(model.broadcast(request.label)))
-        if request.move == TAKE:
-            self._model = model
-            return FollowedSaid(label=model.label, taken=model.taken)
-        self._model = None  # until the move is done
-        if request.move == BEGIN:
+            shown = b"".join(model.broadcast(request.label)) if request.label else b""
+        elif request.move == BEGIN:
             model.begin_with(request.data)
         else:
             model.take(request.label, np.frombuffer(request.data, np.int64), request.cohort)
+        if request.move != LOOK:
+            state = b"".join(model.to_pieces())
         self._model = model
-        return FollowedSaid(b"".join(model.to_pieces()), model.label, model.taken)
+        return FollowedSaid(state, model.label, model.taken, shown)
 
     def _train(self, request: BeginTraining | AnswerTraining) -> TrainingSaid:
         training = self._training
