@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -710,6 +711,20 @@ def test_a_persons_records_become_one(how: Any, ages: Any, stays: Any, sexes: An
         found = cells[name]
         assert isinstance(found, LevelCells)
         assert found.codes.tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from((-1, 0, 1, 2, 2**40))), min_size=1, max_size=30))
+def test_a_persons_class_is_the_one_that_most_records_have(rows: list[tuple[int, int]]) -> None:
+    """Of those with one, of several as frequent the first; whatever numbers classes have, and in the time of one sort."""
+    whose, labels = np.array(sorted(rows, key=lambda row: row[0]), dtype=np.int64).T
+    features = np.zeros((len(rows), 1))
+    as_one = join_records(Records(features, features == 0.0, labels, whose), "mean", ())
+    assert as_one.labels is not None
+    for person in np.unique(whose):
+        own = np.flatnonzero(whose == person)
+        known = Counter(label for label in labels[own].tolist() if label >= 0)
+        assert as_one.labels[own[0]] == (min(known, key=lambda label: (-known[label], label)) if known else -1)
+        np.testing.assert_array_equal(as_one.labels[own[1:]], labels[own[1:]])
 
 
 @pytest.mark.parametrize(

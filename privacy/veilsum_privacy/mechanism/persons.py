@@ -79,10 +79,15 @@ def join_records(records: Records, how: Reduction, categories: Sequence[slice]) 
             labels[starts] = np.maximum.reduceat(labels, starts)
     else:
         joined = np.add.reduceat(given, starts, axis=0) / np.maximum(some, 1)
-        if labels is not None:  # the most frequent one that there is
-            levels = range(max(int(labels.max()), 0) + 1)
-            counts = [np.add.reduceat(labels == level, starts, dtype=np.int64) for level in levels]
-            labels[starts] = np.where(np.any(counts, axis=0), np.argmax(counts, axis=0), -1)
+        if labels is not None:  # the most frequent one that there is, of several the first
+            whose = np.cumsum(_places(records.subjects) == 0) - 1
+            order = np.lexsort((labels, whose))
+            order = order[labels[order] >= 0]
+            own, of = labels[order], whose[order]
+            runs = np.flatnonzero((np.diff(of, prepend=-1) != 0) | (np.diff(own, prepend=-1) != 0))
+            best = runs[np.lexsort((-np.diff(np.append(runs, len(own))), of[runs]))][::-1]
+            labels[starts] = -1
+            labels[starts[of[best]]] = own[best]  # of a person's runs the last one written stands
     joined = np.where(some > 0, joined, 0.0)
     for place in categories if how == "max" else ():
         width = place.stop - place.start
