@@ -78,10 +78,12 @@ class Federation:
 
     @property
     def coordinator(self) -> Coordinator:
-        """What it is asked by.
+        """By what it is asked, which is of no public module.
 
         Raises:
             StateError: the federation was closed.
+
+        :meta private:
         """
         if self not in _OPEN:
             raise StateError("The federation was closed.", "Connect, or simulate, again.")
