@@ -2,12 +2,12 @@
 
 Where the noise leaves few events to a period there are few periods, and a hazard that is constant in each would put what
 time does down to the terms, if follow-up depends on these. So time is warped: a Weibull hazard, k t^(k - 1), is fitted to
-the first release's noised life table, and the hazard in each period is a constant times it. Sites know hazards that are
-constant in pieces of time (:mod:`veilsum_privacy.tasks.hazard_step`), so a period is several pieces whose hazards have fixed
-ratios. The log of k is fitted again, with the terms, where its own score tells something.
+the first release's noised life table, and sites count time as t^k, in which the hazard of a period is constant
+(:mod:`veilsum_privacy.tasks.hazard_step`). The log of k is fitted again, with the terms, where its own score tells something:
+for that a period is several pieces.
 
-The log hazards of the pieces are offset + B theta. B has orthonormal columns, one for each period and one for log k, so that
-the noise in each value of B' r is that in one piece's score r.
+The log hazards of the pieces, of warped time, are B theta. B has orthonormal columns, one for each period and one for log k,
+so that the noise in each value of B' r is that in one piece's score r.
 """
 
 import math
@@ -26,12 +26,11 @@ MOST_PERIODS = 20
 EVENTS = 16.0
 """Events of a period, in units of the noise on its own score."""
 
-PIECES = 5
-"""About how many pieces all periods have together: the noise of its score grows with their square root. With fewer, log hazard
-ratios are up to .6 of a standard error too small where follow-up depends on the terms much; with more, fewer are told
+PIECES = 3
+"""About how many pieces all periods have together, which tell log k: the noise of its score grows with their square root
 (decision 91)."""
 
-MISFIT = 0.2
+MISFIT = 0.5
 """Standard deviation by which log k of the life table may differ from log k given the terms."""
 
 UNKNOWN = 0.6
@@ -100,10 +99,9 @@ class Baseline:
 
     Attributes:
         ends: of the pieces, (m + 1,).
-        offset: of their log hazards, (m,).
         basis: B (m, q), orthonormal.
         events: expected in each piece, (m,).
-        level: log hazards less the offset, where no term has to do with the hazard, (m,).
+        level: log hazards where no term has to do with the hazard, (m,).
         periods: how many.
         shape: k of the first release; 1 where hazards are constant in a period.
         unit: of the last coefficient, if it is that of log k: so much for each 1; 0 where there is none.
@@ -111,7 +109,6 @@ class Baseline:
     """
 
     ends: Floats
-    offset: Floats
     basis: Floats
     events: Floats
     level: Floats
@@ -123,12 +120,17 @@ class Baseline:
     @property
     def places(self) -> NDArray[np.intp]:
         """Where its pieces lie in what sites send."""
-        return np.arange(len(self.offset))
+        return np.arange(len(self.basis))
 
     @property
     def every_ends(self) -> tuple[Floats, ...]:
         """Ends of the pieces of each stratum: there is one."""
         return (self.ends,)
+
+    @property
+    def powers(self) -> tuple[float, ...]:
+        """k of each stratum."""
+        return (self.shape,)
 
     @property
     def held(self) -> "Baseline":
@@ -144,9 +146,10 @@ class Baseline:
 
     def told(self, theta: Floats) -> dict[str, object]:
         """What a result says, at theta (q,)."""
-        if not self.unit:
+        if self.shape == 1.0 and not self.unit:
             return {"periods": self.periods, "hazard": "constant in each period"}
-        power = self.shape * math.exp(float(np.clip(theta[-1] / self.unit, -5.0, 5.0))) - 1.0
+        moved = float(np.clip(theta[-1] / self.unit, -5.0, 5.0)) if self.unit else 0.0
+        power = self.shape * math.exp(moved) - 1.0
         return {"periods": self.periods, "hazard": f"in each period a constant times the time to the power of {power:.2f}"}
 
     @property
@@ -158,7 +161,7 @@ class Baseline:
 
     def hazards(self, theta: Floats) -> Floats:
         """Log hazards (m,) at theta (q,)."""
-        return np.asarray(self.offset + self.basis @ theta, dtype=np.float64)
+        return np.asarray(self.basis @ theta, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,6 @@ class Strata:
     """Baselines of strata, one after another, as one: each has its own periods and coefficients."""
 
     parts: tuple[Baseline, ...]
-
-    @property
-    def offset(self) -> Floats:
-        return np.concatenate([part.offset for part in self.parts])
 
     @property
     def basis(self) -> Floats:
@@ -196,18 +195,22 @@ class Strata:
         return tuple(part.ends for part in self.parts)
 
     @property
+    def powers(self) -> tuple[float, ...]:
+        return tuple(part.shape for part in self.parts)
+
+    @property
     def held(self) -> "Strata":
         return Strata(tuple(part.held for part in self.parts))
 
     def expected(self, score: Floats) -> Floats:
-        ends = np.cumsum([len(part.offset) for part in self.parts])[:-1]
+        ends = np.cumsum([len(part.basis) for part in self.parts])[:-1]
         return np.concatenate([part.expected(own) for part, own in zip(self.parts, np.split(score, ends), strict=True)])
 
     def told(self, theta: Floats) -> dict[str, object]:
         return {"periods": sum(part.periods for part in self.parts), "hazard": f"of each of {len(self.parts)} strata its own"}
 
     def hazards(self, theta: Floats) -> Floats:
-        return np.asarray(self.offset + self.basis @ theta, dtype=np.float64)
+        return np.asarray(self.basis @ theta, dtype=np.float64)
 
 
 def log_shape(table: LifeTable) -> tuple[float, float]:
@@ -256,27 +259,26 @@ def first_baseline(table: LifeTable, hazard_std: float, strata: int = 1) -> Base
     periods = _periods(table, count)
     count = len(periods) - 1
     pieces = max(2 if count == 1 else 1, round(PIECES / count / strata)) if hazard_std > 0.0 else 1
-    log_k, error = log_shape(table) if pieces > 1 else (0.0, 0.0)
+    log_k, error = log_shape(table) if hazard_std > 0.0 else (0.0, 0.0)
     if error > UNKNOWN or abs(log_k) >= LARGEST_SHAPE:
         pieces, log_k = 1, 0.0
     ends = _pieces(table, periods, pieces, log_k)
     width, slope = _powers(ends, log_k)
-    offset = np.log(width / np.diff(ends)) if pieces > 1 else np.zeros(count)
     groups = np.repeat(np.eye(count), pieces, axis=0)
 
     events = np.maximum(table.between(np.maximum(table.died, 0.0), periods), 0.3 * table.total / count)
     spent = np.diff(table.ends) * table.at_risk
-    exposed = np.maximum(table.between(spent, ends), 1e-6 * float(spent.sum())) * np.exp(offset)
+    exposed = np.maximum(table.between(spent, ends), 1e-6 * float(spent.sum())) * width / np.diff(ends)
     level = np.log(events / (groups.T @ exposed))
     expected = exposed * (groups @ np.exp(level))
     basis = groups / math.sqrt(pieces)
-    found = Baseline(ends, offset, basis, expected, groups @ level, count)
+    found = Baseline(ends, basis, expected, groups @ level, count, math.exp(log_k))
     rest = slope - basis @ (basis.T @ slope)
     long = float(np.linalg.norm(rest))
     if pieces == 1 or long < SHORTEST:
         return found
     basis = np.column_stack([basis, rest / long])
-    return replace(found, basis=basis, shape=math.exp(log_k), unit=long, known=1.0 / (error**2 + MISFIT**2) / long**2)
+    return replace(found, basis=basis, unit=long, known=1.0 / (error**2 + MISFIT**2) / long**2)
 
 
 def _pieces(table: LifeTable, periods: Floats, pieces: int, log_k: float) -> Floats:

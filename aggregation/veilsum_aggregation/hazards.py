@@ -1,7 +1,7 @@
 """Proportional hazards by a few noised Newton steps: a Cox regression whose baseline has a few coefficients.
 
-The hazard at time u of a record with terms x is exp(alpha_j + (x - centre)' W gamma) in piece j of time, alpha = offset +
-B theta (:mod:`veilsum_aggregation.baselines`). Cox's partial likelihood
+The hazard of a record with terms x is exp(alpha_j + (x - centre)' W gamma) in piece j of warped time, alpha = B theta
+(:mod:`veilsum_aggregation.baselines`). Cox's partial likelihood
 has sums over everyone at risk at each event, in which a record stands many times; this likelihood is a sum over records, and
 with as many periods as the events bear its coefficients are Cox's. A first release tells how many ended in which interval,
 and the moments of the terms and of the events: whitening, periods of about equally many events, a baseline and a first
@@ -249,7 +249,7 @@ class HazardFit(SolvedFit):
     @cached_property
     def _matrix(self) -> Floats:
         """The same at the last point."""
-        return self._joint(np.ones(len(self.model.baseline.offset)))
+        return self._joint(np.ones(len(self.model.baseline.basis)))
 
     @cached_property
     def _score(self) -> tuple[Floats, Floats]:
@@ -352,7 +352,7 @@ class HazardFit(SolvedFit):
 
     @property
     def drowned(self) -> NotEstimable | None:
-        noise = self.releases[-1].hazard_std * math.sqrt(len(self.model.baseline.offset))
+        noise = self.releases[-1].hazard_std * math.sqrt(len(self.model.baseline.basis))
         if self.model.events < LEAST_EVENTS * noise:
             return FEW_EVENTS
         whiten = self.model.whiten

@@ -515,6 +515,7 @@ class _HazardStep(Neighbours):
             hazard_step.CENTRE: np.array([0.0, 0.5]),
             hazard_step.POINT: np.array([1.0, -1.0]),
             hazard_step.PERIODS: np.array([0.0, 0.5, 1.0]),
+            hazard_step.POWERS: np.ones(1),
             hazard_step.HAZARDS: np.array([2.0, -3.0]),
         }
         asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "outcome": "y = 'c1'"}
@@ -522,6 +523,7 @@ class _HazardStep(Neighbours):
         data = schema(2, categories=(2,))
         periods = {
             hazard_step.PERIODS: np.array([0.0, 0.5, 1.0, 0.0, 0.9, 1.0]),
+            hazard_step.POWERS: np.ones(2),
             hazard_step.HAZARDS: np.array([2.0, -3.0, 9.0, 9.0]),
         }
         entry = {"name": "entry", "number": "0.5 - n0 / 2", "low": 0.0, "high": 1.0}
@@ -529,6 +531,7 @@ class _HazardStep(Neighbours):
         return (
             Setting("ends", "hazard-step", data, parameters, broadcast),
             Setting("strata", "hazard-step", data, apart, {**broadcast, **periods}),
+            Setting("warped", "hazard-step", data, apart, {**broadcast, **periods, hazard_step.POWERS: np.array([0.4, 3.0])}),
         )
 
     def worst(self, setting: Setting) -> Records:
@@ -541,7 +544,7 @@ class _HazardStep(Neighbours):
 
 class _SiteHazardScores(_HazardStep):
     def settings(self) -> tuple[Setting, ...]:
-        ends, _ = super().settings()
+        ends, *_ = super().settings()
         added = {BASELINE: np.array([[0.5, 0.0], [1.0, -0.5]]), SCALE: np.full(1, 4.0)}
         return (replace(ends, task="site-hazard-scores", broadcast={**ends.broadcast, **added}),)
 

@@ -31,7 +31,7 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
-from veilsum_privacy.tasks.hazard_step import PERIODS
+from veilsum_privacy.tasks.hazard_step import PERIODS, POWERS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.site_scores import BASELINE, SCALE
 
@@ -304,7 +304,7 @@ def test_no_broadcast_makes_a_score_longer_than_1(family: str) -> None:
     for size in (1e-3, 1.0, 1e3, LARGEST_ENTRY):
         given = {name: rng.uniform(-size, size, array.shape) for name, array in task.example_broadcast(6).items()}
         if family == "cox":
-            given[PERIODS] = np.sort(rng.random(given[PERIODS].shape))
+            given[PERIODS], given[POWERS] = np.sort(rng.random(given[PERIODS].shape)), 10.0 ** rng.uniform(-1, 1, 1)
         rows = np.vstack(list(task_rows(task, records, given)))
         assert np.isfinite(rows).all()
         longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))

@@ -19,7 +19,7 @@ from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, PERIODS, POINT, WHITEN, HazardStepParameters
+from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, PERIODS, POINT, POWERS, WHITEN, HazardStepParameters
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
@@ -197,6 +197,7 @@ def broadcast_of(model: HazardModel, point: Floats, length: float) -> dict[str, 
         CENTRE: model.centre,
         POINT: padded(point[model.q :] * length, p),
         PERIODS: np.clip(np.concatenate(ends), 0.0, 1.0),
+        POWERS: np.array(model.baseline.powers),
         HAZARDS: hazards,
     }
 

@@ -19,6 +19,7 @@ from veilsum_privacy.mechanism.rows.symbols import (
     exp,
     joined,
     length,
+    log,
     maximum,
     minimum,
     only,
@@ -38,13 +39,18 @@ from veilsum_privacy.tasks.queries.cells import level_cells, number_cells
 from veilsum_privacy.tasks.queries.language import Text
 
 WHITEN, CENTRE, POINT, PERIODS, HAZARDS = "cox.whiten", "cox.centre", "cox.point", "cox.periods", "cox.hazards"
-"""Broadcast arrays: W (p, p), the centre (p,), gamma (p,), the ends of the periods (P + 1,) in [0, 1], log hazards (P,)."""
+POWERS = "cox.powers"
+"""Broadcast arrays: W (p, p), the centre (p,), gamma (p,), the ends of the periods (P + 1,) in [0, 1], log hazards (P,), and
+the power k of each stratum, by which its time is warped."""
 
 HAZARD, CROSS, INFORMATION = 0.25, 0.4, 0.75
 """Weights of the hazards' score, and of the information of hazards with terms, and of terms, beside the terms' score."""
 
 MOST = 3.0
 """M: a record is followed until so many events were expected of it."""
+
+LEAST_POWER, LARGEST_POWER = 0.1, 10.0
+"""Bounds on k."""
 
 STEEPEST = 60.0
 """Largest log of a record's hazard; e^60 in any period ends the following at once."""
@@ -72,12 +78,12 @@ class Stratum(NamedTuple):
 
     Attributes:
         ends: of its periods, (P + 1,), in [0, 1].
-        first: the first of its periods.
+        power: k of its time.
         within: whether the record is of the stratum.
     """
 
     ends: Floats
-    first: int
+    power: float
     within: Symbol
 
 
@@ -98,10 +104,11 @@ class Expected(NamedTuple):
 class HazardStep(DesignTask[HazardStepParameters]):
     """Score and information of a hazard exp(alpha_j + z' gamma) in period j, z = W (terms - centre), at a broadcast point.
 
-    With the time u in [0, 1] and o_j of it within period j, mu_j = o_j exp(alpha_j + z' gamma) events are expected there. A
-    record is followed until the mu_j add up to min(M, 1 / |z|), or its time ends; d_j is 1 in the period of an event before
-    that. Where the following ends depends on terms and point alone, so residuals r_j = d_j - mu_j stay a martingale's, and
-    the score has the mean 0 at the true point. Terms are shortened to length 1: x = z min(1, 1 / |z|).
+    With the time u in [0, 1] and o_j of u^k within period j, mu_j = o_j exp(alpha_j + z' gamma) events are expected there: the
+    hazard in a period is a constant times u^(k - 1). A record is followed until the mu_j add up to min(M, 1 / |z|), or its
+    time ends; d_j is 1 in the period of an event before that. Where the following ends depends on terms and point alone, so
+    residuals r_j = d_j - mu_j stay a martingale's, and the score has the mean 0 at the true point. Terms are shortened to
+    length 1: x = z min(1, 1 / |z|).
 
     Blocks: ``score`` (p,) sum x sum_j r_j; ``hazards`` (P,) r_j; ``cross`` (P, p) mu_j x; ``diagonal`` (p,) and ``upper``
     (p (p - 1) / 2,) of x x' sum_j mu_j, the entries above the diagonal row by row with sqrt 2 times the weight.
@@ -114,9 +121,9 @@ class HazardStep(DesignTask[HazardStepParameters]):
     without. Together D^2 = a^2 + max(n(1 / M), n(1)), for any broadcast. A person whose records count at most m times changes
     the sum by m D.
 
-    With late entry, o_j is the part of period j between entry and time. With strata each stratum has periods of its own, one
-    after another, and the o_j of the others' are 0. Both only say which o_j >= 0 there are, and an event still falls in one
-    period at most, so nothing above changes.
+    With late entry, o_j is the part of period j between entry and time. With strata each stratum has periods and a power of
+    its own, one after another, and the o_j of the others' are 0. All of these only say which o_j >= 0 there are, and an event
+    still falls in one period at most, so nothing above changes.
 
     A record without one of the terms, its time or how it ended, that enters no earlier than its time ends, or that does not
     meet the condition, adds zero.
@@ -168,7 +175,8 @@ class HazardStep(DesignTask[HazardStepParameters]):
         periods = self.parameters.periods
         point = {WHITEN: np.eye(self.p), CENTRE: np.zeros(self.p), POINT: np.zeros(self.p)}
         ends = np.linspace(0.0, 1.0, periods // len(self.levels) + 1)
-        return {**point, PERIODS: np.tile(ends, len(self.levels)), HAZARDS: np.zeros(periods)}
+        time = {PERIODS: np.tile(ends, len(self.levels)), POWERS: np.ones(len(self.levels))}
+        return {**point, **time, HAZARDS: np.zeros(periods)}
 
     def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         given, design = self.given(broadcast, self.shapes()), self.design(record)
@@ -177,18 +185,22 @@ class HazardStep(DesignTask[HazardStepParameters]):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the broadcast arrays."""
         p, periods = self.p, self.parameters.periods
-        return {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), PERIODS: (periods + len(self.levels),), HAZARDS: (periods,)}
+        time = {PERIODS: (periods + len(self.levels),), POWERS: (len(self.levels),)}
+        return {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), **time, HAZARDS: (periods,)}
 
     def given(self, broadcast: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:
         """The broadcast arrays, held against all that is asked of them before any record is looked at.
 
         Raises:
-            HostileInput: as of :func:`.designs.broadcast_arrays`; or the periods do not ascend from 0 to 1.
+            HostileInput: as of :func:`.designs.broadcast_arrays`; or the periods do not ascend from 0 to 1, or a power is
+                beyond its bounds.
         """
         given = broadcast_arrays(broadcast, shapes)
         ends = given[PERIODS].reshape(len(self.levels), -1)
         if np.any(ends[:, 0] < 0.0) or np.any(ends[:, -1] > 1.0) or np.any(np.diff(ends) < 0.0):
             raise HostileInput(f"{PERIODS} must ascend from 0 to 1.")
+        if np.any(given[POWERS] < LEAST_POWER) or np.any(given[POWERS] > LARGEST_POWER):
+            raise HostileInput(f"{POWERS} must lie between {LEAST_POWER:g} and {LARGEST_POWER:g}.")
         return given
 
     def _time(self, design: Design, name: str) -> Symbol:
@@ -201,18 +213,18 @@ class HazardStep(DesignTask[HazardStepParameters]):
             return design.known
         return design.known & (self._time(design, self.parameters.entry) < self._time(design, self.parameters.time))
 
-    def _strata(self, design: Design, ends: Floats) -> Iterator[Stratum]:
+    def _strata(self, design: Design, given: Mapping[str, Floats]) -> Iterator[Stratum]:
         """Each stratum, with whether the record is of it; the only one, of everybody, without any."""
-        every, periods = ends.reshape(len(self.levels), -1), self.parameters.periods // len(self.levels)
-        for place, own in enumerate(every):
+        every = given[PERIODS].reshape(len(self.levels), -1)
+        for place, (own, power) in enumerate(zip(every, given[POWERS], strict=True)):
             within = symbol(np.True_)
             if self.parameters.strata:
                 within = level_cells(design.cells, self.parameters.strata).codes == place
-            yield Stratum(own, place * periods, within)
+            yield Stratum(own, float(power), within)
 
     def expected(self, design: Design, given: Mapping[str, Floats]) -> Expected:
         """What was expected of a record."""
-        strata = list(self._strata(design, given[PERIODS]))
+        strata = list(self._strata(design, given))
         time = self._time(design, self.parameters.time)
         entry: Value = self._time(design, self.parameters.entry) if self.parameters.entry else 0.0
         white = product(design.z[1:] - given[CENTRE], given[WHITEN])
@@ -232,8 +244,9 @@ class HazardStep(DesignTask[HazardStepParameters]):
         return Expected(white, mean, residual)
 
     def _spent(self, time: Symbol, entry: Value, stratum: Stratum) -> Symbol:
-        """Time (P,) within each of a stratum's periods."""
-        starts, ends = stratum.ends[:-1], stratum.ends[1:]
+        """Warped time (P,) within each of a stratum's periods."""
+        every = stratum.ends**stratum.power
+        time, entry, starts, ends = _warped(time, stratum.power), _warped(entry, stratum.power), every[:-1], every[1:]
         if not self.parameters.entry:
             spent = clip(time, starts, ends) - starts
         else:
@@ -258,3 +271,8 @@ class HazardStep(DesignTask[HazardStepParameters]):
             "upper": white[one] * white[other] * whole,
         }
         return joined(*(block.weight * values[block.name] for block in self.layout().blocks))
+
+
+def _warped(time: Value, power: float) -> Value:
+    """time^k of a time in [0, 1]."""
+    return time if power == 1.0 else exp(log(maximum(time, np.finfo(np.float64).tiny)) * power)
