@@ -34,7 +34,7 @@ def shown_text(item: Waiting) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A text without line breaks and others that steer, fill or are not seen: names of columns and conditions are the analyst's."""
+    """A text in which nothing steers, fills a line or is not seen: names of columns and conditions are the analyst's."""
     seen = _UNSEEN.sub(lambda found: _escaped(found[0]), text)
     return "".join(letter if letter.isprintable() else _escaped(letter) for letter in seen)
 
