@@ -305,6 +305,22 @@ def test_no_broadcast_beside_no_records_moves_a_sum_by_more_than_the_grid(
 
 
 @pytest.mark.sampled(3)
+@EVERY_SUM
+def test_no_record_moves_a_sum_at_its_bound_by_more_than_the_grid(setting: Setting) -> None:
+    """One that a bound cuts for all values together, as by a factor, would move by up to a third more."""
+    every, study = NEIGHBOURS[setting.task], setting.study("record", grid=2**12, variance=2**28)
+    bound, worst = setting.plan(study).encoding.bound, every.worst(setting)
+    fits = bound // int(np.abs(setting.total(study, worst)).max())
+    for count in (fits, fits + 1, fits + 5):
+        full = repeated(worst, int(count))
+        whole = setting.total(study, full)
+        assert np.abs(whole).max() <= bound
+        for seed in range(20):
+            one = every.random(setting, np.random.default_rng(seed), 1)
+            assert exact_norm(setting.total(study, join(full, one)) - whole) <= study.tasks[0].grid
+
+
+@pytest.mark.sampled(3)
 @EVERY
 def test_one_record_each_is_the_same_in_both_units(setting: Setting) -> None:
     records = NEIGHBOURS[setting.task].random(setting, np.random.default_rng(3), 50)
