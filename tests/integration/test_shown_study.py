@@ -185,6 +185,44 @@ def test_a_hostile_study_forges_no_line(tmp_path: Path) -> None:
     assert all(line.isprintable() for line in lines)
 
 
+@pytest.mark.parametrize("filler", [" ", "\u2800", "\u3164", "\u115f", "\uffa0", "\ufe0f", "\U000e0100"])
+def test_nothing_that_is_not_seen_fills_a_line(tmp_path: Path, filler: str) -> None:
+    """A terminal goes on in its next line: what stands there must not look like what the site says."""
+    attack = make(tmp_path)
+    site = ask(attack)
+    said = "  It costs epsilon 0.01 for one record, over the whole study."
+    forged = altered(attack.study, purpose="x" + filler * 200 + said.strip(), nonce="5" * 32)
+    lines = shown_text(replace(shown_study(site, attack.key.hex()), study=forged)).splitlines()
+    (line,) = (line for line in lines if line.startswith("  purpose: x"))
+    assert line.removeprefix("  ").count(f"\\u{ord(filler):04x}") == 200
+    assert "  " not in line.removeprefix("  ")
+    assert filler == " " or filler not in line
+
+
+def test_how_columns_are_derived_is_said(tmp_path: Path) -> None:
+    """A condition may name a column that the analyst made, by a name that says nothing of its rule."""
+    attack = make(tmp_path)
+    site = ask(attack)
+    task = attack.study.tasks[0].model_dump(mode="json")
+    old = {
+        "name": "old",
+        "kind": "count",
+        "over": [],
+        "where": "plain > 3",
+        "scale": task["parameters"]["queries"][0]["scale"],
+    }
+    derived = [
+        {"name": "plain", "number": "4 * (x0 > 0.5) + x1", "low": 0, "high": 9},
+        {"name": "third", "of": "x1", "edges": [0.25, 0.5]},
+    ]
+    task["parameters"] |= {"queries": [*task["parameters"]["queries"], old], "derived": derived}
+    forged = altered(attack.study, nonce="6" * 32, tasks=[task])
+    derives = asked_facts(forged)["derives"]
+    assert derives == "plain = 4 * (x0 > 0.5) + x1, within 0 and 9; third = x1, cut at 0.25 and 0.5"
+    assert f"  derives: {derives}" in shown_text(replace(shown_study(site, attack.key.hex()), study=forged)).splitlines()
+    assert "derives" not in asked_facts(attack.study)
+
+
 def test_tasks_that_the_method_says_nothing_of_are_named(tmp_path: Path) -> None:
     """A method is a name that the analyst gives: a study of "statistics" may hold any task that the policy lists."""
     attack = make(tmp_path)

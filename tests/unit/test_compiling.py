@@ -25,8 +25,10 @@ from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.terms import TaskTerms
+from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.mechanism.rows.graph import RowGraph, node
 from veilsum_privacy.mechanism.rows.symbols import record_of, traced
+from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -370,6 +372,16 @@ def test_words_come_from_the_compiler_without_what_steers_a_terminal(compiling: 
     assert "\x1b" not in told["more"]
     assert "\n" not in told["more"]
     assert len(told) > 3
+
+
+def test_a_study_of_many_words_is_told_whole(compiling: Making) -> None:
+    """Whoever decides on it would else be told of it without them, and a compiler would end of it."""
+    plain_study = study_of(plain())
+    columns = tuple(NumberColumn(name=f"{'measured ' * 12}{place:04d}", low=0, high=1) for place in range(4000))
+    study = plain_study.model_copy(update={"data": plain_study.data.model_copy(update={"columns": columns})})
+    told = asked_facts(study)
+    assert len(told["reads"]) > 2**18
+    assert dict(compiling().asked(study)) == told
 
 
 def test_a_real_process_gives_the_same(compiling: Making) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import get_args
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
 
 from support.neighbours import (
     NEIGHBOURS,
@@ -30,7 +32,7 @@ from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
-from veilsum_privacy.computation.contribution import compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study.known_tasks import FORMER
@@ -228,6 +230,94 @@ def test_more_records_than_agreed_cost_no_privacy(setting: Setting, unit: Unit) 
         totals = [setting.total(study, records) for records in (without, with_it)]
         assert exact_norm(totals[1] - totals[0]) <= study.tasks[0].grid <= 1000
         assert max(np.abs(total).max() for total in totals) <= bound
+
+
+PUBLIC = np.array(
+    [0.0, -0.0, 5e-324, -1e-308, 1e-100, 1e-16, 0.5, -0.5, 1.0, -1.0, 2.0, 3.0, 999999.0, 1e6, -1e6, 1e100, -1e100]
+)
+HELD = np.array([0.0, -0.0, 5e-324, 1e-300, 0.5, -1.0, 1.0 + 2.0**-52, 2.0, 1e16, 1e155, -1e155, 1.7e308, np.inf, np.nan])
+CLASSES = np.array([-(2**63), -2, -1, 3, 7, 2**62, 2**63 - 1])
+
+
+def hostile_broadcast(broadcast: Mapping[str, Floats], rng: np.random.Generator) -> dict[str, Floats]:
+    """Arrays of a broadcast as they are, here and there replaced, drawn anew, or multiplied; numbers that say places stay."""
+    found, public = dict[str, Floats](), PUBLIC if rng.random() < 0.2 else PUBLIC[:-2]  # which tasks with bounds refuse
+    for name, array in broadcast.items():
+        drawn = rng.choice(public, size=array.shape)
+        ways = (array, np.where(rng.random(array.shape) < 0.2, drawn, array), drawn, array * rng.choice(public[2:]))
+        found[name] = array if "features" in name else np.clip(ways[rng.integers(4)], -1e100, 1e100)
+    return found
+
+
+def hostile_records(records: Records, rng: np.random.Generator) -> Records:
+    """Records with values, gaps and classes here and there that no reader gives."""
+    features = np.where(
+        rng.random(records.features.shape) < 0.2, rng.choice(HELD, size=records.features.shape), records.features
+    )
+    present, labels = records.present ^ (rng.random(features.shape) < 0.1), records.labels
+    if labels is not None:
+        labels = np.where(rng.random(labels.shape) < 0.1, rng.choice(CLASSES, size=labels.shape), labels)
+    return replace(records, features=features, present=present, labels=labels)
+
+
+@pytest.mark.sampled(11)
+@EVERY
+@pytest.mark.parametrize("unit", ["record", "subject", "site"])
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    base=st.sampled_from([0, 1, 5, 40, 64, 130, 300]),
+    added=st.integers(1, 8),
+    grid=st.sampled_from([64, 1000, 2**20, 2**26]),
+    most_records=st.sampled_from([0, 64, 65, 1000]),
+    noised=st.booleans(),
+)
+def test_no_broadcast_beside_no_records_moves_a_sum_by_more_than_the_grid(
+    setting: Setting, unit: Unit, seed: int, base: int, added: int, grid: int, most_records: int, noised: bool
+) -> None:
+    """Also where a sum is cut, or shrunk for a dataset of more records than a study's; what is refused is so for all alike."""
+    rng, every = np.random.default_rng(seed), NEIGHBOURS[setting.task]
+    added = 1 if unit == "record" else added
+    some = repeated(every.worst(setting), added) if rng.random() < 0.5 else every.random(setting, rng, added)
+    some, company = hostile_records(some, rng), hostile_records(every.random(setting, rng, base), rng)
+    if base > setting.schema.max_records:  # for which a sum may have no room
+        company = repeated(every.worst(setting), base)
+    if unit == "site":
+        without, with_it = company.take(np.zeros(0, dtype=np.intp)), some
+    else:
+        without, with_it = add_unit(company, some, unit, rng)
+    study = setting.study(unit, grid=grid, variance=16 * grid**2 if noised else 0, noise="local" if noised else "none")
+    rows = {name: np.stack([row] * study.sites) for name, row in hostile_broadcast(setting.given, rng).items()}
+    broadcast, plan = {**hostile_broadcast(setting.broadcast, rng), **rows}, setting.plan(study)
+    found: list[NDArray[np.int64] | str] = []
+    for records in (without, with_it):
+        try:
+            with np.errstate(all="ignore"):
+                found.append(compute_sum(plan, records, broadcast, SitePlace(most_records=most_records)).total)
+        except HostileInput as error:
+            found.append(error.message)
+    one, other = found
+    if isinstance(one, str) or isinstance(other, str):
+        assert isinstance(one, str)
+        assert one == other
+    elif noised or len(with_it) <= setting.schema.max_records:  # an exact sum of more is not bounded, but by who is let in
+        assert exact_norm(other - one) <= study.tasks[0].grid
+
+
+@pytest.mark.sampled(3)
+@EVERY_SUM
+def test_no_record_moves_a_sum_at_its_bound_by_more_than_the_grid(setting: Setting) -> None:
+    """One that a bound cuts for all values together, as by a factor, would move by up to a third more."""
+    every, study = NEIGHBOURS[setting.task], setting.study("record", grid=2**12, variance=2**28)
+    bound, worst = setting.plan(study).encoding.bound, every.worst(setting)
+    fits = bound // int(np.abs(setting.total(study, worst)).max())
+    for count in (fits, fits + 1, fits + 5):
+        full = repeated(worst, int(count))
+        whole = setting.total(study, full)
+        assert np.abs(whole).max() <= bound
+        for seed in range(20):
+            one = every.random(setting, np.random.default_rng(seed), 1)
+            assert exact_norm(setting.total(study, join(full, one)) - whole) <= study.tasks[0].grid
 
 
 @pytest.mark.sampled(3)

@@ -100,7 +100,7 @@ class Fact(Message):
     """A fact by its name."""
 
     name: str = text(1, LABEL)
-    told: str = text(2, 64 * 1024)
+    told: str = text(2, MOST_STUDY)
 
 
 class WordsSaid(Message):

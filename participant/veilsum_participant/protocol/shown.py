@@ -6,6 +6,7 @@ It is made of the signed study, the site's ledger and its configuration; no reco
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 UNSTATED = "not stated"
 
+_UNSEEN = re.compile(
+    r"(?<=[^ ]) {2,}|[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Spaces that fill a terminal's line, so that what follows looks like the next one; and signs that count as printable and that
+nobody sees: fillers, selectors of variants, Braille without a dot."""
+
 
 def shown_text(item: Waiting) -> str:
     """What somebody is shown who decides: lines of plain text, the last of which ends."""
@@ -27,8 +34,13 @@ def shown_text(item: Waiting) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A text without line breaks and other characters that steer: names of columns and conditions are the analyst's."""
-    return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in text)
+    """A text in which nothing steers, fills a line or is not seen: names of columns and conditions are the analyst's."""
+    seen = _UNSEEN.sub(lambda found: _escaped(found[0]), text)
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in seen)
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\u{ord(letter):04x}" for letter in text)
 
 
 def _lines(item: Waiting) -> Iterator[str]:

@@ -3,7 +3,7 @@
 Everything follows from the signed study.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from veilsum_node.errors import HostileInput
@@ -11,7 +11,7 @@ from veilsum_node.phrases import counted, listed
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Task
-from veilsum_privacy.tasks.queries.language import Query
+from veilsum_privacy.tasks.queries.language import DerivedColumn, Query
 from veilsum_privacy.tasks.tables import questions_of
 
 METHODS: Mapping[str, str] = {
@@ -61,8 +61,11 @@ def asked_facts(study: Study) -> dict[str, str]:
     privacy = study.privacy
     trains = [task.label for task in study.tasks if task.resolution and privacy.noise == "none"]  # which may show one site
     apart = [task.label for task in study.tasks if task.disclosure == "per-site" or task.label in trains]
+    tasks = _tasks(study)
+    derived = dict.fromkeys(_rule(item) for task in tasks for item in getattr(task.parameters, "derived", ()))
     facts = {
-        "computes": "; ".join(_computed(study)),
+        "computes": "; ".join(_computed(study, tasks)),
+        **({"derives": "; ".join(derived)} if derived else {}),
         "reads": f"columns {listed(study.data.file_columns)} of dataset {study.dataset},"
         f" at most {counted(study.data.max_records, 'record')} at a site",
         "releases": _releases(study),
@@ -81,12 +84,22 @@ def asked_facts(study: Study) -> dict[str, str]:
     return facts
 
 
-def _computed(study: Study) -> Iterator[str]:
-    """What is computed; of a method that this version does not know, its name."""
+def _tasks(study: Study) -> Sequence[Task[Any]]:
     try:
-        tasks = [agreed.task for agreed in AgreedStudy(study).tasks]
+        return [agreed.task for agreed in AgreedStudy(study).tasks]
     except HostileInput:  # of a task of an earlier version
-        tasks = []
+        return []
+
+
+def _rule(column: DerivedColumn) -> str:
+    """By which rule a column is made, whose name is the analyst's own word."""
+    if column.number:
+        return f"{column.name} = {column.number}, within {column.low:g} and {column.high:g}"
+    return f"{column.name} = {column.of}, cut at {listed([f'{edge:g}' for edge in column.edges])}"
+
+
+def _computed(study: Study, tasks: Sequence[Task[Any]]) -> Iterator[str]:
+    """What is computed; of a method that this version does not know, its name."""
     asked = [question.query for task in tasks for question in questions_of(task)]
     if study.method != "statistics" or not asked:
         models = "".join(dict.fromkeys(f": {_model(task)}" for task in tasks if task.architecture is not None))
