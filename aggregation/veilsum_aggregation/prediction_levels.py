@@ -97,11 +97,15 @@ class Levels:
         """The mean over records of a linear function."""
         return self.ratio(top, np.broadcast_to(self.ones, top.shape))
 
-    def solution(self, equations: Equations, start: Floats, floor: float = NOISE_FLOOR) -> list[Answer]:
+    def solution(
+        self, equations: Equations, start: Floats, floor: float = NOISE_FLOOR, *, scores: bool = True
+    ) -> list[Answer]:
         """The point (k,) at which estimating equations of the sums (B, r) and a point are 0.
 
         Its covariance is J^-1 V J^-T, with J their derivative by the point and V the covariance of their value (Huber 1967).
-        It is estimable where J's smallest eigenvalue is ``floor`` times as large as its noise.
+        Of a few events V is what those few happen to show; so where the equations are the ``scores`` of a model whose
+        information is -J, sampling errors are at least that model's. It is estimable where J's smallest eigenvalue is
+        ``floor`` times as large as its noise.
         """
         point = start.astype(np.float64)
         for _ in range(STEPS):
@@ -125,12 +129,12 @@ class Levels:
         gradients = _gradient(equations(point), self.sums)
         inverse = np.linalg.inv(slope)
         noise, sampling = (inverse @ part @ inverse.T for part in self._variances(gradients))
-        if not noise.any() and (np.diag(sampling) <= CERTAIN * (1.0 + point**2)).any():
+        of_sampling = np.diag(sampling)
+        if not noise.any() and (of_sampling <= CERTAIN * (1.0 + point**2)).any():
             return [ALIKE] * len(start)
-        return [
-            normal_figure(float(point[place]), float(noise[place, place]), float(sampling[place, place]))
-            for place in range(len(start))
-        ]
+        if scores:
+            of_sampling = np.maximum(of_sampling, -np.diag(inverse))
+        return [normal_figure(*map(float, each)) for each in zip(point, np.diag(noise), of_sampling, strict=True)]
 
     def _variances(self, gradients: Floats) -> tuple[Floats, Floats]:
         """Covariances (k, k) by noise and by sampling of functions with these gradients (k, B, r)."""

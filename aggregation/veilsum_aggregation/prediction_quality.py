@@ -70,7 +70,7 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
     yield LOG_LOSS, levels.mean(loss).within(0.0, math.inf)
     constant = -math.log(1.0 - share), -math.log(share)
     yield LIFT, _skill(levels.ratio(loss, np.broadcast_to(constant, loss.shape)))
-    yield RATIO, levels.ratio(happened, expected)
+    yield RATIO, levels.ratio(happened, expected).within(0.0, math.inf)
     yield SLOPE, slope
     yield INTERCEPT, levels.solution(_with_slope_one(both), np.zeros(1))[0]
 
@@ -148,7 +148,7 @@ def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str
 
         return scores
 
-    yield SLOPE, levels.solution(line, np.array([0.0, 1.0]))[1]
+    yield SLOPE, levels.solution(line, np.array([0.0, 1.0]), scores=False)[1]
 
 
 def _root(figure: Figure) -> Answer:
@@ -178,7 +178,7 @@ def rate_measures(levels: Levels, outcome: OutcomeRange, product: OutcomeRange) 
         return
     h, zeros, mean = levels.centres, np.zeros_like(levels.centres), levels.smooth(np.exp)
     counted = np.stack([zeros + outcome.middle, zeros + outcome.half, zeros, zeros], axis=1)
-    yield RATIO, levels.ratio(counted, np.stack([mean, zeros, zeros, zeros], axis=1))
+    yield RATIO, levels.ratio(counted, np.stack([mean, zeros, zeros, zeros], axis=1)).within(0.0, math.inf)
     deviance = -2.0 * (h + 1.0)[:, None] * counted
     deviance += 2.0 * np.stack([mean + product.middle, zeros, zeros, zeros + product.half], axis=1)
     yield DEVIANCE, levels.mean(deviance).within(0.0, math.inf)
