@@ -93,6 +93,22 @@ class Levels:
         parts = [(part[0], -2.0 * part[1], part[2]) for part in (noise, sampling)]
         return ratio_figure(over, under, parts[0], parts[1], ADVICE)
 
+    def over_expected(self, top: Floats, expected: Floats, squares: Floats | None = None) -> Answer:
+        """What happened, a linear function (B, r), over what was ``expected`` of a record, (B,); neither is below 0.
+
+        The sampling variance of a few events is what those few happen to show. So the interval also holds the ratios p that a
+        score test does not reject, by which what happened has the variance p m - p^2 q: m the sum expected, q that of its
+        ``squares`` for events, and 0 for counts, which are Poisson's then.
+        """
+        bottom = expected[:, None] * self.ones
+        found, number = self.ratio(top, bottom), self.sums @ self.ones
+        model = 0.0, float(number @ expected), 0.0 if squares is None else -float(number @ squares)
+        noise = tuple(float((one * two * self.noise**2).sum()) for one, two in ((top, top), (top, bottom), (bottom, bottom)))
+        scored = ratio_figure(float((top * self.sums).sum()), model[1], (noise[0], -2.0 * noise[1], noise[2]), model, ADVICE)
+        if isinstance(found, NotEstimable) or isinstance(scored, NotEstimable):
+            return found
+        return found.reaching(scored).within(0.0, math.inf)
+
     def mean(self, top: Floats) -> Answer:
         """The mean over records of a linear function."""
         return self.ratio(top, np.broadcast_to(self.ones, top.shape))

@@ -50,7 +50,6 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
     loss = np.stack([levels.smooth(lambda h: np.logaddexp(0.0, h)), levels.smooth(lambda h: np.logaddexp(0.0, -h))], axis=1)
     happened = np.zeros_like(square)
     happened[:, 1] = 1.0
-    expected = np.repeat(levels.smooth(expit)[:, None], 2, axis=1)
 
     def both(point: Floats) -> Function:
         share = levels.smooth(lambda h: expit(point[0] + point[1] * h))
@@ -70,7 +69,7 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
     yield LOG_LOSS, levels.mean(loss).within(0.0, math.inf)
     constant = -math.log(1.0 - share), -math.log(share)
     yield LIFT, _skill(levels.ratio(loss, np.broadcast_to(constant, loss.shape)))
-    yield RATIO, levels.ratio(happened, expected).within(0.0, math.inf)
+    yield RATIO, levels.over_expected(happened, levels.smooth(expit), square[:, 0])
     yield SLOPE, slope
     yield INTERCEPT, levels.solution(_with_slope_one(both), np.zeros(1))[0]
 
@@ -178,7 +177,7 @@ def rate_measures(levels: Levels, outcome: OutcomeRange, product: OutcomeRange) 
         return
     h, zeros, mean = levels.centres, np.zeros_like(levels.centres), levels.smooth(np.exp)
     counted = np.stack([zeros + outcome.middle, zeros + outcome.half, zeros, zeros], axis=1)
-    yield RATIO, levels.ratio(counted, np.stack([mean, zeros, zeros, zeros], axis=1)).within(0.0, math.inf)
+    yield RATIO, levels.over_expected(counted, mean)
     deviance = -2.0 * (h + 1.0)[:, None] * counted
     deviance += 2.0 * np.stack([mean + product.middle, zeros, zeros, zeros + product.half], axis=1)
     yield DEVIANCE, levels.mean(deviance).within(0.0, math.inf)
