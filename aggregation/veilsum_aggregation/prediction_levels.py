@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure, project, ratio_figure
+from veilsum_aggregation.figures import Answer, NotEstimable, project, ratio_figure, student_figure
 from veilsum_aggregation.group_means import kurtosis
 from veilsum_aggregation.moments import NOISE_FLOOR
 
@@ -120,8 +120,8 @@ class Levels:
 
         Its covariance is J^-1 V J^-T, with J their derivative by the point and V the covariance of their value (Huber 1967).
         Of a few events V is what those few happen to show; so where the equations are the ``scores`` of a model whose
-        information is -J, sampling errors are at least that model's. It is estimable where J's smallest eigenvalue is
-        ``floor`` times as large as its noise.
+        information is -J, sampling errors are at least that model's; of others they are Student's, as of least squares (HC1).
+        It is estimable where J's smallest eigenvalue is ``floor`` times as large as its noise.
         """
         point = start.astype(np.float64)
         for _ in range(STEPS):
@@ -148,9 +148,10 @@ class Levels:
         of_sampling = np.diag(sampling)
         if not noise.any() and (of_sampling <= CERTAIN * (1.0 + point**2)).any():
             return [ALIKE] * len(start)
-        if scores:
-            of_sampling = np.maximum(of_sampling, -np.diag(inverse))
-        return [normal_figure(*map(float, each)) for each in zip(point, np.diag(noise), of_sampling, strict=True)]
+        of_noise, degrees = np.sqrt(np.maximum(np.diag(noise), 0.0)), max(self.number - len(start), 1.0)
+        of_sampling = np.maximum(of_sampling, -np.diag(inverse)) if scores else of_sampling * (1.0 + len(start) / degrees)
+        errors = zip(point, of_noise, np.sqrt(np.maximum(of_sampling, 0.0)), strict=True)
+        return [student_figure(*map(float, each), math.inf if scores else degrees) for each in errors]
 
     def _variances(self, gradients: Floats) -> tuple[Floats, Floats]:
         """Covariances (k, k) by noise and by sampling of functions with these gradients (k, B, r)."""

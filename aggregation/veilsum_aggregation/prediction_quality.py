@@ -6,12 +6,14 @@ measures by name, in the order in which people read them.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Figure, NotEstimable, project
+from veilsum_aggregation.group_means import chi_squared_ends
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.prediction_levels import ADVICE, FEW, Equations, Function, Levels, OutcomeRange
 
@@ -151,10 +153,15 @@ def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str
 
 
 def _root(figure: Figure) -> Answer:
-    """The root of a figure that is 0 or more; errors by the delta method, its interval by the ends."""
+    """The root of a mean square; errors by the delta method, its interval by the ends, which are at least as far away as those
+    of chi-squared of the degrees of freedom that its sampling error has, as of a variance."""
     if not figure.value > 0.0:
         return NotEstimable("the squared error is within its noise", ADVICE)
     value = math.sqrt(figure.value)
+    if figure.sampling_error > 0.0:
+        degrees = 2.0 * (figure.value / figure.sampling_error) ** 2
+        low, high = (figure.value * degrees / end for end in chi_squared_ends(degrees))
+        figure = figure.reaching(replace(figure, low=low, high=high))
     ends = math.sqrt(max(figure.low, 0.0)), math.sqrt(figure.high) if math.isfinite(figure.high) else math.inf
     return Figure(value, figure.noise_error / (2.0 * value), figure.sampling_error / (2.0 * value), *ends)
 
