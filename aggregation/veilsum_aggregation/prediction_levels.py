@@ -151,7 +151,8 @@ class Levels:
         of_noise, degrees = np.sqrt(np.maximum(np.diag(noise), 0.0)), max(self.number - len(start), 1.0)
         of_sampling = np.maximum(of_sampling, -np.diag(inverse)) if scores else of_sampling * (1.0 + len(start) / degrees)
         errors = zip(point, of_noise, np.sqrt(np.maximum(of_sampling, 0.0)), strict=True)
-        return [student_figure(*map(float, each), math.inf if scores else degrees) for each in errors]
+        reach = math.inf if scores else degrees
+        return [student_figure(float(at), float(noised), float(sampled), reach) for at, noised, sampled in errors]
 
     def _variances(self, gradients: Floats) -> tuple[Floats, Floats]:
         """Covariances (k, k) by noise and by sampling of functions with these gradients (k, B, r)."""
