@@ -186,7 +186,7 @@ def test_row(name: str, of: str, found: Test | NotEstimable, /, **more: Any) -> 
         told, note = dict.fromkeys(("statistic", "degrees", "p_value", "noise_share")), f"not estimable: {found.reason}"
     else:
         told = {name: getattr(found, name) for name in ("statistic", "degrees", "p_value", "noise_share")}
-        note = f"{len(found.left_out)} groups or terms within noise are left out" if found.left_out else found.note
+        note = f"left out as they are within noise: {len(found.left_out)} groups or terms" if found.left_out else found.note
     return {"test": name, "of": of} | told | {"note": note} | more
 
 

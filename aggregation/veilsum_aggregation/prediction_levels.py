@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure, project, ratio_figure
+from veilsum_aggregation.figures import Answer, NotEstimable, project, ratio_figure, student_figure
 from veilsum_aggregation.group_means import kurtosis
 from veilsum_aggregation.moments import NOISE_FLOOR
 
@@ -93,14 +93,34 @@ class Levels:
         parts = [(part[0], -2.0 * part[1], part[2]) for part in (noise, sampling)]
         return ratio_figure(over, under, parts[0], parts[1], ADVICE)
 
+    def over_expected(self, top: Floats, expected: Floats, squares: Floats | None = None) -> Answer:
+        """What happened, a linear function (B, r), over what was ``expected`` of a record, (B,); neither is below 0.
+
+        The sampling variance of a few events is what those few happen to show. So the interval also holds the ratios p that a
+        score test does not reject, by which what happened has the variance p m - p^2 q: m the sum expected, q that of its
+        ``squares`` for events, and 0 for counts, which are Poisson's then.
+        """
+        bottom = expected[:, None] * self.ones
+        found, number = self.ratio(top, bottom), self.sums @ self.ones
+        model = 0.0, float(number @ expected), 0.0 if squares is None else -float(number @ squares)
+        noise = tuple(float((one * two * self.noise**2).sum()) for one, two in ((top, top), (top, bottom), (bottom, bottom)))
+        scored = ratio_figure(float((top * self.sums).sum()), model[1], (noise[0], -2.0 * noise[1], noise[2]), model, ADVICE)
+        if isinstance(found, NotEstimable) or isinstance(scored, NotEstimable):
+            return found
+        return found.reaching(scored).within(0.0, math.inf)
+
     def mean(self, top: Floats) -> Answer:
         """The mean over records of a linear function."""
         return self.ratio(top, np.broadcast_to(self.ones, top.shape))
 
-    def solution(self, equations: Equations, start: Floats, floor: float = NOISE_FLOOR) -> list[Answer]:
+    def solution(
+        self, equations: Equations, start: Floats, floor: float = NOISE_FLOOR, *, scores: bool = True
+    ) -> list[Answer]:
         """The point (k,) at which estimating equations of the sums (B, r) and a point are 0.
 
         Its covariance is J^-1 V J^-T, with J their derivative by the point and V the covariance of their value (Huber 1967).
+        Of a few events V is what those few happen to show; so where the equations are the ``scores`` of a model whose
+        information is -J, sampling errors are at least that model's; of others they are Student's, as of least squares (HC1).
         It is estimable where J's smallest eigenvalue is ``floor`` times as large as its noise.
         """
         point = start.astype(np.float64)
@@ -125,12 +145,14 @@ class Levels:
         gradients = _gradient(equations(point), self.sums)
         inverse = np.linalg.inv(slope)
         noise, sampling = (inverse @ part @ inverse.T for part in self._variances(gradients))
-        if not noise.any() and (np.diag(sampling) <= CERTAIN * (1.0 + point**2)).any():
+        of_sampling = np.diag(sampling)
+        if not noise.any() and (of_sampling <= CERTAIN * (1.0 + point**2)).any():
             return [ALIKE] * len(start)
-        return [
-            normal_figure(float(point[place]), float(noise[place, place]), float(sampling[place, place]))
-            for place in range(len(start))
-        ]
+        of_noise, degrees = np.sqrt(np.maximum(np.diag(noise), 0.0)), max(self.number - len(start), 1.0)
+        of_sampling = np.maximum(of_sampling, -np.diag(inverse)) if scores else of_sampling * (1.0 + len(start) / degrees)
+        errors = zip(point, of_noise, np.sqrt(np.maximum(of_sampling, 0.0)), strict=True)
+        reach = math.inf if scores else degrees
+        return [student_figure(float(at), float(noised), float(sampled), reach) for at, noised, sampled in errors]
 
     def _variances(self, gradients: Floats) -> tuple[Floats, Floats]:
         """Covariances (k, k) by noise and by sampling of functions with these gradients (k, B, r)."""

@@ -6,12 +6,14 @@ measures by name, in the order in which people read them.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Figure, NotEstimable, project
+from veilsum_aggregation.group_means import chi_squared_ends
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.prediction_levels import ADVICE, FEW, Equations, Function, Levels, OutcomeRange
 
@@ -50,7 +52,6 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
     loss = np.stack([levels.smooth(lambda h: np.logaddexp(0.0, h)), levels.smooth(lambda h: np.logaddexp(0.0, -h))], axis=1)
     happened = np.zeros_like(square)
     happened[:, 1] = 1.0
-    expected = np.repeat(levels.smooth(expit)[:, None], 2, axis=1)
 
     def both(point: Floats) -> Function:
         share = levels.smooth(lambda h: expit(point[0] + point[1] * h))
@@ -70,7 +71,7 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
     yield LOG_LOSS, levels.mean(loss).within(0.0, math.inf)
     constant = -math.log(1.0 - share), -math.log(share)
     yield LIFT, _skill(levels.ratio(loss, np.broadcast_to(constant, loss.shape)))
-    yield RATIO, levels.ratio(happened, expected)
+    yield RATIO, levels.over_expected(happened, levels.smooth(expit), square[:, 0])
     yield SLOPE, slope
     yield INTERCEPT, levels.solution(_with_slope_one(both), np.zeros(1))[0]
 
@@ -148,14 +149,19 @@ def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str
 
         return scores
 
-    yield SLOPE, levels.solution(line, np.array([0.0, 1.0]))[1]
+    yield SLOPE, levels.solution(line, np.array([0.0, 1.0]), scores=False)[1]
 
 
 def _root(figure: Figure) -> Answer:
-    """The root of a figure that is 0 or more; errors by the delta method, its interval by the ends."""
+    """The root of a mean square; errors by the delta method, its interval by the ends, which are at least as far away as those
+    of chi-squared of the degrees of freedom that its sampling error has, as of a variance."""
     if not figure.value > 0.0:
         return NotEstimable("the squared error is within its noise", ADVICE)
     value = math.sqrt(figure.value)
+    if figure.sampling_error > 0.0:
+        degrees = 2.0 * (figure.value / figure.sampling_error) ** 2
+        low, high = (figure.value * degrees / end for end in chi_squared_ends(degrees))
+        figure = figure.reaching(replace(figure, low=low, high=high))
     ends = math.sqrt(max(figure.low, 0.0)), math.sqrt(figure.high) if math.isfinite(figure.high) else math.inf
     return Figure(value, figure.noise_error / (2.0 * value), figure.sampling_error / (2.0 * value), *ends)
 
@@ -178,7 +184,7 @@ def rate_measures(levels: Levels, outcome: OutcomeRange, product: OutcomeRange) 
         return
     h, zeros, mean = levels.centres, np.zeros_like(levels.centres), levels.smooth(np.exp)
     counted = np.stack([zeros + outcome.middle, zeros + outcome.half, zeros, zeros], axis=1)
-    yield RATIO, levels.ratio(counted, np.stack([mean, zeros, zeros, zeros], axis=1))
+    yield RATIO, levels.over_expected(counted, mean)
     deviance = -2.0 * (h + 1.0)[:, None] * counted
     deviance += 2.0 * np.stack([mean + product.middle, zeros, zeros, zeros + product.half], axis=1)
     yield DEVIANCE, levels.mean(deviance).within(0.0, math.inf)

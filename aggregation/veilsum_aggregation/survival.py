@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Z95, Figure, NotEstimable, Test, chi_squared, delta_rule, hidden_share
+from veilsum_aggregation.figures import Z95, Figure, NotEstimable, Test, chi_squared, delta_rule, hidden_share, student
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 
@@ -181,7 +181,13 @@ def _first_below(times: Floats, band: Floats, level: float) -> float:
 
 def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
     """The mean of the time to the event, or to the horizon if that is earlier: the first edge and the area under the curve, by
-    trapezoids, by the delta rule."""
+    trapezoids, with errors by the delta rule.
+
+    Without censoring it is the mean of numbers from 0 to the horizon. So of n records whose time is known, by an event or at
+    the horizon, sampling has the reach of Student's t of n - 1 degrees, with Kaplan and Meier's (1958) factor n / (n - 1) on
+    the variance. The interval is on the scale of the logit of its share of the horizon, on which it is skewed less and keeps
+    within its bounds.
+    """
     if counts.told() < counts.bins and not counts.died_out:
         return NotEstimable("the curve ends before the horizon", "a shorter horizon, more records, or more epsilon")
     lengths = np.diff(counts.edges)
@@ -191,8 +197,13 @@ def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
         return float(((survival[1:] + survival[:-1]) / 2.0) @ lengths)
 
     value, noise, sampling = delta_rule(area, counts.vector, counts.std)
-    half, risk, events = Z95 * math.sqrt(noise + sampling), counts.at_risk(), counts.ends[:, 1:].sum(axis=1)
+    risk, events, horizon = counts.at_risk(), counts.ends[:, 1:].sum(axis=1), float(lengths.sum())
+    degrees = max(float(events.sum()) + counts.beyond - 1.0, 1.0)
+    half = math.hypot(Z95 * math.sqrt(noise), student(degrees) * math.sqrt(sampling * (1.0 + 1.0 / degrees)))
     low, high = value - half, value + half
+    if NOISE_FLOOR * math.sqrt(noise) < min(value, horizon - value):
+        odds, reach = value / (horizon - value), min(half * horizon / (value * (horizon - value)), 700.0)
+        low, high = (horizon / (1.0 + math.exp(end) / odds) for end in (reach, -reach))
     died = np.flatnonzero(events > NOISE_FLOOR * counts.std * math.sqrt(counts.ends.shape[1] - 1.0))
     first = int(died[0]) if died.size else counts.bins - 1
     hidden = hidden_share(float(risk[first]))
@@ -203,7 +214,7 @@ def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
     ):  # all in one interval: when in it is not known, nor whom the next
         before, after = float(lengths[:first].sum()), float(lengths[first + 1 :].sum())  # would miss
         low, high = min(low, before * (1.0 - hidden)), max(high, before + float(lengths[first]) + after * hidden)
-    found = Figure(value, math.sqrt(noise), math.sqrt(sampling), low, high).within(0.0, float(lengths.sum()))
+    found = Figure(value, math.sqrt(noise), math.sqrt(sampling), low, high).within(0.0, horizon)
     return found.scaled(1.0, counts.edges[0])
 
 

@@ -160,8 +160,8 @@ def error_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
                     float(np.mean([abs(each.value - known) for each, known in zip(curve.survival, exact, strict=True)]))
                 )
         yield f"| distance from Kaplan-Meier, 15 intervals | {n} | {np.mean(apart):.4f} | {len(apart) / runs:.0%} |"
-    bounds, column = np.linspace(-1, 1, 129), quantiles.toeplitz_column(128, 64)
-    matrix = np.linalg.solve(quantiles.prefix_matrix(column), np.tril(np.ones((128, 128))))
+    bounds, column = np.linspace(-1, 1, FINE_STEPS + 1), quantiles.toeplitz_column(FINE_STEPS, 64)
+    matrix = np.linalg.solve(quantiles.prefix_matrix(column), np.tril(np.ones((FINE_STEPS, FINE_STEPS))))
     std = SIGMA * math.sqrt(float((column**2).sum()))
     for n in SIZES[1:]:
         errors = []

@@ -338,6 +338,22 @@ def test_all_who_die_in_one_interval_have_a_mean_within_it() -> None:
     assert mean.high == pytest.approx(2.0 + 1.0 - 0.025 ** (1 / 5))
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("scale", "n", "least"), [(5.0, 5, 0.91), (5.0, 10, 0.92), (20.0, 20, 0.92)])
+def test_a_restricted_mean_of_few_records_covers(scale: float, n: int, least: float) -> None:
+    """Of exponential times without censoring, cut off at 6; the truth is that of the interpolated curve of all."""
+    rng, edges = np.random.default_rng(n), np.arange(7.0)
+    alive = np.exp(-edges / scale)
+    truth = float((alive[1:] + alive[:-1]).sum() / 2.0)
+    held = []
+    for _ in range(400):
+        ends = np.histogram(times := rng.exponential(scale, n), edges)[0]
+        table = np.column_stack([np.zeros(6), ends])
+        found = survival.restricted_mean(SurvivalCounts(table, float((times > 6.0).sum()), 0.0, tuple(edges.tolist())))
+        held.append(figure(found).low <= truth <= figure(found).high)
+    assert least <= np.mean(held) <= 0.995
+
+
 @pytest.mark.parametrize("noise", [0.0, 1e-6])
 def test_all_who_die_in_the_last_interval_have_a_mean_within_it(noise: float) -> None:
     for ends, before, length in (([[0, 5]], 0.0, 1.0), ([[0, 0], [0, 0], [0, 5]], 2.0, 1.0)):

@@ -213,6 +213,30 @@ def test_with_few_records_nothing_is_told(fits: Path) -> None:
         assert all("not_estimable" in row["value"] for row in summary["measures"]), family
 
 
+@pytest.mark.sampled(1)
+def test_calibration_of_few_events_covers_and_their_ratio_to_what_was_expected_is_never_below_0() -> None:
+    """Of some 4 events among 150 records, which were expected to be 36: the truth is that of 400,000."""
+    rng = np.random.default_rng(1)
+    width = 0.375
+    centres = -4.0 + width * (np.arange(16) + 0.5)
+
+    def measured(n: int) -> dict[str, Any]:
+        h = rng.normal(-1.5, 1.0, n).clip(-4.0, 1.999)
+        y = rng.random(n) < 1.0 / (1.0 + np.exp(2.5 - 1.5 * h))
+        level = ((h + 4.0) / width).astype(int)
+        table = np.column_stack([np.bincount(level, each, 16) for each in (~y, y)])
+        return dict(event_measures(event_levels(centres, width, table, 0.0)))
+
+    truth, told = measured(400_000), [measured(150) for _ in range(60)]
+    for name in ("calibration slope", "calibration intercept", "observed over expected"):
+        found = [each[name] for each in told if isinstance(each[name], Figure)]
+        assert len(found) > 40
+        assert np.mean([each.low <= truth[name].value <= each.high for each in found]) >= 0.88, name
+    assert (
+        min(each["observed over expected"].low for each in told if isinstance(each["observed over expected"], Figure)) == 0.0
+    )
+
+
 @pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["event", "number", "rate", pytest.param("hazard", marks=pytest.mark.system)])

@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
@@ -69,14 +70,33 @@ def told_tables(what: str, tables: Mapping[str, Callable[[], Iterator[Row]]]) ->
     return {name: told_rows(f"{what}, {name}", rows) for name, rows in tables.items()}
 
 
-def finite(value: Any) -> Any:
-    """A summary without numbers that are none: a figure that is none is not estimable, any other is left open."""
+OF_NOISE = {
+    "is within its noise": "is 0",
+    "within its noise is": "0 is",
+    "as they are within noise": "for they have too few records",
+    ", or too few against the noise": "",
+    ", or nearly, against the noise": "",
+    "too little against the noise": "too little",
+    "less noise or ": "",
+    ", or more epsilon": "",
+    " or epsilon": "",
+}
+"""What reasons and advice say of noise, and what is true in its place where there is none."""
+
+
+def finite(value: Any, *, exact: bool = False) -> Any:
+    """A summary without numbers that are none: a figure that is none is not estimable, any other is left open. Of ``exact``
+    sums no reason says that noise hides something, and no advice that more epsilon would help (:data:`OF_NOISE`)."""
     if isinstance(value, Mapping):
         if isinstance(own := value.get("value"), float) and not math.isfinite(own):
             return NotEstimable("the released sums give no number").to_json()
-        return {name: finite(own) for name, own in value.items()}
+        found = {name: finite(own, exact=exact) for name, own in value.items()}
+        for name in ("not_estimable", "advice", "note"):
+            if exact and isinstance(found.get(name), str):
+                found[name] = reduce(lambda text, each: text.replace(*each), OF_NOISE.items(), found[name])
+        return found
     if isinstance(value, list | tuple):
-        return [finite(own) for own in value]
+        return [finite(own, exact=exact) for own in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -136,7 +156,8 @@ def told_result(name: str, federation: Federation, compute: Callable[[Federation
             for block, values in release.values.items()
         }
         return Result(name, {"cohort": cohort, "not_estimable": reason}, arrays)
-    return Result(result.method, finite(result.summary), result.arrays, result.application)
+    exact = federation.study.privacy.noise == "none"
+    return Result(result.method, finite(result.summary, exact=exact), result.arrays, result.application)
 
 
 @dataclass(frozen=True)
