@@ -131,7 +131,7 @@ class SignedReceipt:
 
     body: bytes
     signature: bytes
-    known: Receipt | None = field(default=None, repr=False, compare=False)
+    known: Receipt | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def read(self) -> Receipt:
         """What a receipt says, as :func:`parse_receipt`."""
@@ -192,7 +192,7 @@ def whole_receipts(parts: tuple[ReceiptPart, ...], own: Receipt, names: tuple[st
     whole = []
     for name, (payload, number, head, consent, signature) in zip(names, parts, strict=True):
         receipt = replace(own, participant=name, payload=payload, number=number, head=head, consent=consent)
-        whole.append(SignedReceipt(receipt.to_bytes(), signature, receipt))
+        whole.append(SignedReceipt(receipt.to_bytes(), signature, known=receipt))
     if any(len(item.body) > MAX_RECEIPT_BYTES for item in whole):
         raise HostileInput("A receipt is larger than allowed.")
     return tuple(whole)
