@@ -223,10 +223,10 @@ def test_another_model_after_a_restart_is_refused(between: Between) -> None:
     assert between.charged("b") == 3
 
 
-def fetching(between: Between, key: bytes, name: str) -> following.Fetch:
+def fetching(between: Between, name: str) -> following.Fetch:
     """What the coordinator holds, for a member."""
     channel = LocalChannel(between.hub, name)
-    return lambda kind, number, attempt: channel.fetch(kind, key, number, attempt)
+    return channel.fetch
 
 
 def caught_up(between: Between, key: bytes, name: str, number: int, show: Any) -> bytes:
@@ -235,10 +235,10 @@ def caught_up(between: Between, key: bytes, name: str, number: int, show: Any) -
         current = between.hub.studies[key].machine.rounds[number - 1]
     assignment = current.assignment
 
-    held = fetching(between, key, name)
+    held = fetching(between, name)
 
-    def fetch(kind: ObjectKind, number: int, attempt: int) -> bytes:
-        return bytes(show(kind, number, held(kind, number, attempt)))
+    def fetch(kind: ObjectKind, study: bytes, number: int, attempt: int) -> bytes:
+        return bytes(show(kind, number, held(kind, study, number, attempt)))
 
     return Following(between.cores[name].site).broadcast(key, assignment, None, fetch)
 
@@ -291,7 +291,7 @@ def test_a_model_that_all_other_members_took_is_refused(between: Between, monkey
     """A coordinator and a, b and c go on with a model of their own: the sum is true, and d takes no step of it."""
 
     def as_it_comes(self: Following, key: bytes, assignment: Any, enclosed: bytes | None, fetch: following.Fetch) -> bytes:
-        return fetch(ObjectKind.BROADCAST, assignment.round, assignment.attempt)
+        return fetch(ObjectKind.BROADCAST, key, assignment.round, assignment.attempt)
 
     with monkeypatch.context() as patch:
         patch.setattr(following.Following, "broadcast", as_it_comes)
@@ -360,7 +360,7 @@ def test_two_releases_of_one_round_do_not_meet_in_a_third(between: Between) -> N
         assignment = between.hub.studies[key].machine.rounds[1].assignment
     later = replace(assignment, round=3)
     with pytest.raises(Refusal, match="another attempt than this site consented to"):
-        Following(between.cores["a"].site).broadcast(key, later, None, fetching(between, key, "a"))
+        Following(between.cores["a"].site).broadcast(key, later, None, fetching(between, "a"))
 
 
 def enclosed(between: Between, key: bytes, name: str, number: int) -> bytes:
@@ -421,11 +421,11 @@ def test_who_keeps_nothing_of_a_round_fetches_all_of_it(between: Between, keeps:
             connection.execute(FOLLOWED.delete().where(FOLLOWED.c.study == key, FOLLOWED.c.place < 0))
         else:
             keep_seen(connection, key, earlier)
-    held = fetching(between, key, "a")
+    held = fetching(between, "a")
 
-    def fetch(kind: ObjectKind, number: int, attempt: int) -> bytes:
+    def fetch(kind: ObjectKind, study: bytes, number: int, attempt: int) -> bytes:
         fetched.append(number)
-        return held(kind, number, attempt)
+        return held(kind, study, number, attempt)
 
     with pytest.raises(Refusal, match="not the step"):
         goes_on(between, key, "a", enclosed(between, key, "a", 4), fetch)

@@ -36,6 +36,7 @@ from veilsum_participant.telemetry.watching import Verifier
 from veilsum_participant.telemetry.watching import watched as watching
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.metrics import LedgerWatch, read_mirror
+from veilsum_privacy.securesum.context import Assignment
 from veilsum_proto import federation_pb2 as pb
 
 NAMES = ("a", "b", "c")
@@ -304,7 +305,7 @@ def test_a_ledger_that_was_tampered_with_is_shown_and_logged(watched: Watched, c
     assert metrics.registry.get_sample_value("veilsum_ledger_verified_timestamp_seconds") == watched.bed.clock()
     assert "does not verify: Ledger entry 4 fails" in caplog.text
     with pytest.raises(Refusal, match="Ledger entry 4 fails") as refused:
-        Contributions(site).on_assignment(bytes(32), b"", b"")
+        Contributions(site).on_assignment(bytes(32), Assignment(1, 1, "sums", (), bytes(32), 1), b"")
     assert refused.value.code is RefusalCode.LEDGER
     with pytest.raises(RoundLostError, match="1 participants are left"):
         watched.sum()
@@ -320,7 +321,7 @@ def test_nothing_is_released_before_the_verification_of_the_start(watched: Watch
 
     def contribute() -> None:
         with pytest.raises(Refusal) as refused:
-            Contributions(site).on_assignment(bytes(32), b"", b"")
+            Contributions(site).on_assignment(bytes(32), Assignment(1, 1, "sums", (), bytes(32), 1), b"")
         answers.append(refused.value.code)
 
     monkeypatch.setattr(Verifier, "verify", verify)
@@ -352,7 +353,7 @@ def test_what_another_process_finds_counts_as_what_this_one_finds(watched: Watch
     verifier.stop()
     assert "cannot be verified: What verifies the ledger ended" in caplog.text
     with pytest.raises(Refusal, match="Ledger entry 4 fails\ufffd") as refused:
-        Contributions(site).on_assignment(bytes(32), b"", b"")
+        Contributions(site).on_assignment(bytes(32), Assignment(1, 1, "sums", (), bytes(32), 1), b"")
     assert refused.value.code is RefusalCode.LEDGER
 
 

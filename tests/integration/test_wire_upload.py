@@ -92,7 +92,7 @@ def _until_payload(core: ParticipantCore, channel: OpenChannel, directives: Iter
     """Answer directives honestly up to the assignment, and make the payload without sending it."""
     for directive in directives:
         if directive.kind == pb.DIRECTIVE_KIND_CONTRIBUTE:
-            return core.contributions.on_assignment(directive.study, assigned(directive).to_bytes(), b"")
+            return core.contributions.on_assignment(directive.study, assigned(directive), b"")
         if directive.kind != pb.DIRECTIVE_KIND_PING:
             core.handle(directive, channel)
     raise AssertionError("the session ended before the assignment")

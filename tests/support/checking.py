@@ -101,8 +101,7 @@ class Cohort:
 
     def contribute(self, name: str, attempt: int = 1) -> Payload:
         """Let one site answer the assignment; keeps its payload."""
-        data = self.assignments[attempt].to_bytes()
-        payload = self.cores[name].contributions.on_assignment(self.key, data, b"")
+        payload = self.cores[name].contributions.on_assignment(self.key, self.assignments[attempt], b"")
         self.payloads[name, attempt] = payload
         return payload
 

@@ -92,6 +92,7 @@ def test_what_is_shown_of_receipts_makes_the_signed_bytes_again(numbers: list[in
     for own in receipts:
         whole = whole_receipts(tuple(parts), parse_receipt(own.body), tuple(names))
         assert list(whole) == receipts
+        assert [item.read() for item in whole] == [parse_receipt(item.body) for item in receipts]
         assert whole_word(part_of_word(word), parse_receipt(own.body), WORD.coordinator, whole) == word
 
 
@@ -99,6 +100,12 @@ def test_what_is_shown_of_receipts_makes_the_signed_bytes_again(numbers: list[in
 def test_a_part_of_each_member_is_shown(names: list[str]) -> None:
     with pytest.raises(HostileInput, match="exactly one receipt"):
         whole_receipts((part_of_receipt(sign_receipt(RECEIPT, NORTH.signing_key)),) * 2, RECEIPT, tuple(names))
+
+
+def test_a_receipt_that_nobody_would_read_is_not_written_again() -> None:
+    part = part_of_receipt(sign_receipt(RECEIPT, NORTH.signing_key))
+    with pytest.raises(HostileInput, match="larger than allowed"):
+        whole_receipts((part,), RECEIPT, ("n" * MAX_RECEIPT_BYTES,))
 
 
 def test_no_receipt_is_longer_than_what_is_parsed_at_all() -> None:

@@ -26,7 +26,7 @@ from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.records import PROTOCOL, KeptRelease, KeptStudy, KeptSum, RoundStart
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
-from veilsum_privacy.ledger.receipts import ReceiptPart, parse_receipt
+from veilsum_privacy.ledger.receipts import ReceiptPart
 from veilsum_privacy.results.whole_sums import total_blocks
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import CheckAnswer
@@ -409,7 +409,7 @@ class StudyMachine:
         )
         current.sign(self._journal.mirror.credentials)
         self._away = None
-        shown = map(parse_receipt, (item.body for item in current.receipts()))
+        shown = (item.read() for item in current.receipts())
         self._numbers |= {receipt.participant: receipt.number for receipt in shown}
         self._move(current, RoundPhase.CHECKING)
         current.deadline = self._steady() + self._waits.check
@@ -601,7 +601,7 @@ class StudyMachine:
         """Go on with a sum that an earlier process made durable, with the answers and consents that were kept."""
         deadline = self._steady() + self._waits.contribute
         plan, context = self._plan(start.assignment)
-        if parse_receipt(total.receipts[0].body).context != context:
+        if total.receipts[0].read().context != context:
             raise StateError(f"the sum of round {start.assignment.round} is of another context than its members' now")
         current = summed_round(plan, context, start, total, broadcast, deadline)
         self.rounds.append(current)

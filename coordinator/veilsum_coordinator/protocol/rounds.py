@@ -20,7 +20,7 @@ from veilsum_node.identity import Credentials, Label, verify
 from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.countersigning import part_of_receipt
-from veilsum_privacy.ledger.receipts import Receipt, ReceiptPart, SignedReceipt, parse_receipt, whole_receipts
+from veilsum_privacy.ledger.receipts import Receipt, ReceiptPart, SignedReceipt, whole_receipts
 from veilsum_privacy.securesum.check_words import (
     CheckAnswer,
     CheckStatement,
@@ -308,7 +308,7 @@ class Round:
         receipt = self.accumulator.uploads[name].receipt
         if receipt is None:
             raise StateError("A consent is checked once all receipts are in.")
-        parse_receipt(receipt.body).hold(consent)
+        receipt.read().hold(consent)
         body = consent_statement(self.total.statement(name), self.checks).to_bytes()
         verify(roster.member(name).identity.public_key, Label.CONSENT, body, signature)
 

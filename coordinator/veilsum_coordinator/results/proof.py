@@ -25,7 +25,6 @@ from veilsum_coordinator.storage.records import (
 from veilsum_coordinator.storage.releases import read_release
 from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.results.former.proof import FormerReleaseProof
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_of
 from veilsum_privacy.results.release_names import round_file
@@ -86,7 +85,7 @@ def release_object(database: Database, agreed: AgreedStudy, roster: int, number:
         release, total = _release(connection, agreed.digest, number, total=not shown)
     if not isinstance(release, ReleaseProof) or total is None:
         raise HostileInput("The study has no such release of this version of the protocol.")
-    assignment, context = parse_assignment(release.assignment), parse_receipt(release.receipts[0].body).context
+    assignment, context = parse_assignment(release.assignment), release.receipts[0].read().context
     plan = agreed.task(assignment.label).plan(roster, len(assignment.names)).encoding
     if not shown:
         summed = total_from_bytes(total, plan)
@@ -127,7 +126,7 @@ def _release(
         raise HostileInput("The study has no such release, or it was opened by software that kept no proof.")
     found = connection.execute(select(SUMS).where(SUMS.c.study == study, SUMS.c.round == number)).one()
     kept, receipts, assignment = read_proof(release.proof), read_receipts(found.receipts), parse_assignment(found.assignment)
-    context = parse_receipt(receipts[0].body).context
+    context = receipts[0].read().context
     given = read_consents(connection, context)
     consents = tuple(given[name] for name in assignment.names)
     if isinstance(kept, FormerProof):

@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from veilsum_coordinator.storage.long_values import METADATA, SUM_PIECES, drop_pieces, read_whole
 from veilsum_coordinator.storage.messages import box_message, enrolment_message, parse_boxes, parse_enrolment
-from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.ledger.tables import receipt_table
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.check_words import Signed
@@ -370,7 +370,7 @@ def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSu
     if row is None or row["size"] is None:
         return None  # none, or of an attempt that was given up before anyone was asked for consent
     receipts = read_receipts(row["receipts"])
-    consents = read_consents(connection, parse_receipt(receipts[0].body).context)
+    consents = read_consents(connection, receipts[0].read().context)
     total = read_total(connection, study, assignment.round, row["total"])
     return KeptSum(total, receipts, read_answers(row["answers"]), consents, read_agreed(connection, study, assignment.round))
 

@@ -47,7 +47,6 @@ from veilsum_privacy.securesum.context import (
     context_digest,
     decode_broadcast,
     encode_broadcast,
-    parse_assignment,
 )
 from veilsum_privacy.securesum.graph import mask_graph
 
@@ -84,11 +83,11 @@ class Contributions:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def on_assignment(self, key: bytes, data: bytes, broadcast: bytes) -> Payload:
+    def on_assignment(self, key: bytes, assignment: Assignment, broadcast: bytes) -> Payload:
         """Answer an assignment with a payload; the same assignment again gets the same bytes.
 
         Args:
-            data: the assignment's canonical JSON.
+            assignment: as it was read.
             broadcast: the encoded broadcast that was fetched for it.
 
         Raises:
@@ -97,10 +96,6 @@ class Contributions:
         """
         site = self._site
         site.check_ledger()
-        try:
-            assignment = parse_assignment(data)
-        except HostileInput as error:
-            raise Refusal(RefusalCode.CONTEXT, error.message) from error
         with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
             row = find_attempt(connection, key, assignment.attempt)
@@ -112,7 +107,7 @@ class Contributions:
         ready = self._prepare(opened, checked, broadcast)
         try:
             with site.database.transaction() as connection:
-                self._reserve(connection, opened, checked, data)
+                self._reserve(connection, opened, checked)
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
             raise
@@ -311,7 +306,7 @@ class Contributions:
         left = min(checked.assignment.deadline, opened.study.expires) - self._site.clock()
         return 2.0 ** math.floor(math.log2(0.75 * left)) if left > 0 else 0.0
 
-    def _reserve(self, connection: Connection, opened: OpenStudy, checked: Assigned, data: bytes) -> None:
+    def _reserve(self, connection: Connection, opened: OpenStudy, checked: Assigned) -> None:
         site, assignment = self._site, checked.assignment
         left = min(assignment.deadline, opened.study.expires) - site.clock()
         give_up_open(connection, site, opened.digest)
@@ -323,7 +318,7 @@ class Contributions:
             round=assignment.round,
             state=AttemptState.RESERVED,
             context=checked.context,
-            assignment=data,
+            assignment=assignment.to_bytes(),
             deadline=site.steady() + min(left, 3600 * site.config.policy.attempt_hours),
             label=assignment.label,
         )

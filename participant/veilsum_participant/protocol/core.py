@@ -219,7 +219,10 @@ class ParticipantCore:
                 channel.seal(key, self.membership.on_roster(key, enrolments))
             case DirectiveKind.UNSEAL:
                 boxes = read(channel.fetch(ObjectKind.BOXES, key), says.BoxesObject)
-                self.membership.on_boxes(key, [_box(message) for message in boxes.boxes])
+                from veilsum_privacy.securesum.boxes import Box
+
+                shown = [Box(item.sender, item.recipient, item.ciphertext, item.signature) for item in boxes.boxes]
+                self.membership.on_boxes(key, shown)
                 channel.ready(key)
             case DirectiveKind.CONTRIBUTE:
                 self._contribute(directive, key, channel)
@@ -284,7 +287,7 @@ class ParticipantCore:
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
         broadcast = self._broadcast(directive, key, assignment, channel)
-        payload = self.contributions.on_assignment(key, assignment.to_bytes(), broadcast)
+        payload = self.contributions.on_assignment(key, assignment, broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.pieces)))
@@ -300,10 +303,7 @@ class ParticipantCore:
             return _needed(directive, ObjectKind.BROADCAST, channel)
         from veilsum_participant.protocol.following import Following  # which verifies results, for studies that need it
 
-        def fetch(kind: ObjectKind, number: int, attempt: int) -> bytes:
-            return channel.fetch(kind, key, number, attempt)
-
-        return Following(self.site).broadcast(key, assignment, directive.object, fetch)
+        return Following(self.site).broadcast(key, assignment, directive.object, channel.fetch)
 
 
 def settled_entry(site: Site, coordinator: str) -> int:
@@ -353,9 +353,3 @@ def _greeted_again(channel: Channel) -> bool:
     except HostileInput as error:
         LOG.warning("coordinator %s does not prove its name again: %s", channel.coordinator, error)
         return False
-
-
-def _box(message: says.SealedBox) -> Box:
-    from veilsum_privacy.securesum.boxes import Box
-
-    return Box(message.sender, message.recipient, message.ciphertext, message.signature)

@@ -29,8 +29,8 @@ from veilsum_privacy.results.release_check import CheckedRoster, MemberPart, Rel
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, parse_assignment
 
-Fetch = Callable[[ObjectKind, int, int], bytes]
-"""Gets an object of the study by kind, round and attempt."""
+Fetch = Callable[[ObjectKind, bytes, int, int], bytes]
+"""Gets an object by kind, study, round and attempt."""
 
 
 class Following:
@@ -67,14 +67,14 @@ class Following:
                 number = rules.round + 1
                 shown = self._completed(key, number, enclosed) if enclosed and number == assignment.round - 1 else None
                 if shown is None:
-                    shown = read(fetch(ObjectKind.RELEASE, number, 0), says.ReleaseObject)
+                    shown = read(fetch(ObjectKind.RELEASE, key, number, 0), says.ReleaseObject)
                 self._take(opened, rules, model, shown)
             own = b"".join(model.broadcast(assignment.label))
             if broadcast_digest(own) == assignment.broadcast:
                 return own
             if model.taken or assignment.label != model.label:
                 raise HostileInput("The round's broadcast is not the step from the released sums.")
-            data = fetch(ObjectKind.BROADCAST, assignment.round, assignment.attempt)
+            data = fetch(ObjectKind.BROADCAST, key, assignment.round, assignment.attempt)
             if broadcast_digest(data) != assignment.broadcast:
                 raise HostileInput("The broadcast is not the one that the assignment names.")
             model.begin_with(data)

@@ -43,7 +43,6 @@ from veilsum_privacy.ledger import Kind, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import (
     ReceiptPart,
     WordPart,
-    parse_receipt,
     verify_countersignature,
     whole_receipts,
     whole_word,
@@ -150,7 +149,7 @@ class Openings:
         """
         site, key, kept = self._site, opened.digest, row.answered
         assignment, roster = parse_assignment(row.assignment), opened.roster(site)
-        mine = parse_receipt(row.signed_receipt.body)
+        mine = row.signed_receipt.read()
         own = ReceiptPart(mine.payload, mine.number, mine.head, mine.consent, row.signed_receipt.signature)
         shown = shown._replace(receipts=_with_own(shown.receipts, assignment.names.index(site.name), own))
         receipts, word = _whole(shown, row, assignment, opened.study)
@@ -369,11 +368,11 @@ def _whole(
     """
     own, names = row.signed_receipt, assignment.names
     try:
-        receipts = whole_receipts(tuple(shown.receipts), parse_receipt(own.body), names)
-        word = whole_word(shown.countersigned, parse_receipt(own.body), study.coordinator, receipts)
+        receipts = whole_receipts(tuple(shown.receipts), own.read(), names)
+        word = whole_word(shown.countersigned, own.read(), study.coordinator, receipts)
     except HostileInput as error:
         raise Refusal(RefusalCode.RECEIPT, error.message) from error
-    if receipts[names.index(parse_receipt(own.body).participant)] != own:
+    if receipts[names.index(own.read().participant)] != own:
         raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
     return receipts, word
 

@@ -36,7 +36,7 @@ from veilsum_participant.store.peers import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.studies import StudyRow, change_study, find_study, load_enrolments
 from veilsum_privacy.backup.restored import put_mark, read_mark
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_proof, parse_receipt
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_proof
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.study.study import parse_study
 
@@ -135,7 +135,7 @@ def settle_one(
         certificate: of the key that signed it, if known.
     """
     try:
-        receipt = parse_receipt(signed.body)
+        receipt = signed.read()
     except HostileInput as error:
         return _Outcome(fault=error.message)
     if receipt.participant != site.name:

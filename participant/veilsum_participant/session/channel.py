@@ -18,7 +18,6 @@ from veilsum_node.transport.route import Route
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Peer
 from veilsum_participant.boundary.encoding import Inquiry, Message, read
-from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_proto import PROTOCOL_VERSIONS, SOFTWARE
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ class SiteChannel:
 
     def upload(self, study: bytes, payload: Payload) -> None:
         """Upload a payload."""
-        own = parse_receipt(payload.receipt.body)
+        own = payload.receipt.read()
         self._ask(
             says.UploadPayload(
                 study=study,

@@ -19,7 +19,6 @@ from veilsum_privacy.ledger.receipts import (
     SignedReceipt,
     Witness,
     parse_countersignature,
-    parse_receipt,
     verify_countersignature,
     verify_receipt,
 )
@@ -50,7 +49,7 @@ def check_cohort(
     """
     if not receipts:
         raise HostileInput("There are no receipts.")
-    parsed = [parse_receipt(signed.body) for signed in receipts]
+    parsed = [signed.read() for signed in receipts]
     first = parsed[0]
     checked: list[CheckedReceipt] = []
     for receipt, signed in zip(parsed, receipts, strict=True):
@@ -108,7 +107,7 @@ def find_signer(receipt: SignedReceipt, name: str, certificates: Iterable[bytes]
     Raises:
         HostileInput: none of them did.
     """
-    parsed = parse_receipt(receipt.body)
+    parsed = receipt.read()
     for certificate in certificates:
         try:
             signer = issued(certificate, authority, Role.PARTICIPANT)

@@ -7,7 +7,6 @@ from veilsum_privacy.ledger.receipts import (
     SignedReceipt,
     WordPart,
     parse_countersignature,
-    parse_receipt,
 )
 
 
@@ -17,7 +16,7 @@ def part_of_receipt(signed: SignedReceipt) -> ReceiptPart:
     Raises:
         HostileInput: malformed.
     """
-    receipt = parse_receipt(signed.body)
+    receipt = signed.read()
     return ReceiptPart(receipt.payload, receipt.number, receipt.head, receipt.consent, signed.signature)
 
 

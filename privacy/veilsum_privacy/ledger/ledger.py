@@ -32,7 +32,7 @@ from veilsum_privacy.ledger.entries import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.gate import PAID, Gate, about, release_columns, reserved_of
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader
-from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
+from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, receipts_digest
 from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy
 
 MOST_ITEMS = 16
@@ -241,7 +241,7 @@ class Ledger(Gate, LedgerReader):
         Raises:
             HostileInput: this site did not sign it, or it does not fit the reservation of its context.
         """
-        parsed = parse_receipt(receipt.body)
+        parsed = receipt.read()
 
         def signed(named: str) -> tuple[Reservation, dict[str, Any]]:
             candidates = [*self._chain.own_certificates(connection), *([] if certificate is None else [certificate])]

@@ -121,7 +121,7 @@ class Mirror(ChainReader):
         """
         if not receipts:
             raise HostileInput("There are no receipts.")
-        first = parse_receipt(receipts[0].body)
+        first = receipts[0].read()
         shown = receipts_digest(receipts)
         found = self._find(connection, Kind.RECEIPTS, first.context)
         if found is not None:

@@ -8,7 +8,7 @@ keeps them. Whoever's ledger is later rewound, forked or edited, the others' rec
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -126,10 +126,16 @@ class Countersignature:
 
 @dataclass(frozen=True)
 class SignedReceipt:
-    """The exact bytes of a receipt or countersignature with their signature."""
+    """The exact bytes of a receipt or countersignature with their signature; ``known`` is what a receipt says, of one that
+    the reader wrote itself (:func:`whole_receipts`)."""
 
     body: bytes
     signature: bytes
+    known: Receipt | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def read(self) -> Receipt:
+        """What a receipt says, as :func:`parse_receipt`."""
+        return self.known or parse_receipt(self.body)
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,9 @@ def whole_receipts(parts: tuple[ReceiptPart, ...], own: Receipt, names: tuple[st
     whole = []
     for name, (payload, number, head, consent, signature) in zip(names, parts, strict=True):
         receipt = replace(own, participant=name, payload=payload, number=number, head=head, consent=consent)
-        whole.append(SignedReceipt(receipt.to_bytes(), signature))
+        whole.append(SignedReceipt(receipt.to_bytes(), signature, known=receipt))
+    if any(len(item.body) > MAX_RECEIPT_BYTES for item in whole):
+        raise HostileInput("A receipt is larger than allowed.")
     return tuple(whole)
 
 
@@ -302,7 +310,7 @@ def verify_receipt(
         HostileInput: another signer, study, context or version, or a wrong signature.
     """
     verify(signer.public_key, Label.RECEIPT, signed.body, signed.signature)
-    receipt = parse_receipt(signed.body)
+    receipt = signed.read()
     if receipt.participant != signer.name or receipt.study != study:
         raise HostileInput("A receipt is for another study or names a participant other than its signer.")
     if version not in (None, receipt.version):

@@ -24,7 +24,6 @@ from veilsum_privacy.ledger.receipts import (
     Receipt,
     SignedReceipt,
     consents_digest,
-    parse_receipt,
     receipts_digest,
     verify_countersignature,
 )
@@ -379,7 +378,7 @@ class Witnesses:
         if certificate is None:
             raise HostileInput("the certificate of its receipt is missing.")
         signer = self._keys.identity(certificate, Role.PARTICIPANT, None)
-        receipt = parse_receipt(signed.body)
+        receipt = signed.read()
         require(signer.name == receipt.participant == self._keys.name, "its receipt is not the site's own")
         _verify(signed, signer.public_key, receipt.participant)
         require(described_by(receipt) == described(entry), "its receipt is for another release")

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.kept_receipts import receipt_columns
 from veilsum_privacy.ledger.reader import rows_of
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt
 from veilsum_privacy.ledger.rows import Row, unhex
 from veilsum_privacy.ledger.tables import certificate_table, ledger_table, receipt_table
 
@@ -48,7 +48,7 @@ class KeptReceipt:
         Raises:
             HostileInput: malformed.
         """
-        return parse_receipt(self.receipt.body)
+        return self.receipt.read()
 
 
 @dataclass(frozen=True)
