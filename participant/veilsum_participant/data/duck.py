@@ -63,11 +63,9 @@ class DuckReader(QueryReader):
 
     def _schema(self) -> Any:
         """Schema of the query's answer on empty tables."""
-        query = self._query
+        query = self.query
         with _connection() as connection:
-            for name, path in query.files.items():
-                _add_empty(connection, name, path, query.dialect)
-            connection.execute("SET enable_external_access = false")
+            _open(connection, query, empty=True)
             try:
                 return _answer(connection, query).to_arrow_table().schema
             except _errors() as error:
@@ -77,7 +75,7 @@ class DuckReader(QueryReader):
     @contextmanager
     def opened(self) -> Iterator[_DuckRows]:
         with _connection() as connection:
-            yield _DuckRows(connection, self._query, _open(connection, self._query))
+            yield _DuckRows(connection, self.query, _open(connection, self.query))
 
 
 @dataclass
@@ -162,19 +160,20 @@ class _Texts:
             raise
 
 
-def _open(connection: Any, query: SourceQuery) -> list[_Texts]:
-    """Show the query its tables, and nothing else from here on; return those that are texts."""
+def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> list[_Texts]:
+    """Show the query its tables, or ``empty`` ones, and nothing else from here on; return those that are texts."""
     texts: list[_Texts] = []
     for name, path in query.files.items():
         if is_json(path) or is_csv(path):
             if not texts:
                 connection.execute("SET threads = 1")  # no thread but the one that asks comes back to the interpreter
             texts.append(_texts(path, query.dialect))
-            connection.register(name, texts[-1])
+            connection.register(name, texts[-1].schema.empty_table() if empty else texts[-1])
         else:
             parts, columns = _parts(path)
             connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
-            connection.read_parquet(parts).project(columns).create_view(name)
+            found = connection.read_parquet(parts).project(columns)
+            found.limit(0).create(name) if empty else found.create_view(name)
     connection.execute("SET enable_external_access = false")
     return texts
 
@@ -277,15 +276,6 @@ def _answer(connection: Any, query: SourceQuery) -> Any:
         told = f"The {query} yields a column of {min(wrong)}, which no other software reads as it is."
         raise DataError(told, "Store numbers or texts; a query can CAST.")
     return found
-
-
-def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None:
-    """Make a table with the columns of a file and without its records."""
-    if is_json(path) or is_csv(path):
-        connection.register(name, _texts(path, dialect).schema.empty_table())
-    else:
-        parts, columns = _parts(path)
-        connection.read_parquet(parts).project(columns).limit(0).create(name)
 
 
 def _texts(path: Path, dialect: Dialect) -> _Texts:

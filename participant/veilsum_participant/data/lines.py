@@ -88,7 +88,9 @@ def open_text(file: AnyFile, dialect: Dialect = PLAIN) -> Iterator[BinaryIO]:
         if (dialect.compression, dialect.encoding) == (PLAIN.compression, PLAIN.encoding):
             yield raw
         else:
-            data = _unpacked(raw, str(file), dialect.compression) if dialect.compression else iter(lambda: raw.read(_READ), b"")
+            data = (
+                _unpacked(raw, str(file), dialect.compression) if dialect.compression else iter(lambda: raw.read(_READ), b"")
+            )
             if dialect.encoding != PLAIN.encoding:  # bytes that encode no character become U+FFFD
                 told = codecs.iterdecode(data, dialect.encoding, "replace")
                 data = (text.encode(errors="replace") for text in told)

@@ -6,6 +6,7 @@ import os
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,25 +59,25 @@ def file_parts(path: Path | Bucket) -> Sequence[AnyFile]:
     return sorted(found)
 
 
+@dataclass
 class ParquetReader(FileReader):
     """Reads a Parquet file, all in a folder or of a glob, or objects."""
 
-    def __init__(self, file: Path | Bucket) -> None:
-        self._file = file
+    file: Path | Bucket
 
     def layout(self) -> list[Found]:
         """The columns and types in the files' footers."""
         found = []
-        with readable(self._file):
-            for part in file_parts(self._file):
+        with readable(self.file):
+            for part in file_parts(self.file):
                 with open_parquet(part) as file:
                     found.append(Found(str(part), f"{part} has", _written(file.schema_arrow).remove_metadata()))
         return found
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         place, read = 0, list(asked.names)
-        with readable(self._file):
-            for part in file_parts(self._file):
+        with readable(self.file):
+            for part in file_parts(self.file):
                 with open_parquet(part) as file:
                     every = [*range(file.num_row_groups)]
                     for groups in [[group] for group in every] if asked.wanted else [every] if every else []:

@@ -17,7 +17,7 @@ from veilsum_node.phrases import counted, listed
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.reader import Found, SourcePart
-from veilsum_participant.data.spellings import clash
+from veilsum_participant.data.spellings import clash, known_texts
 from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema
 
 
@@ -91,10 +91,9 @@ def named_texts(schema: DatasetSchema) -> Mapping[str, Sequence[tuple[str, int]]
         if isinstance(column, CodeColumn):
             found[column.source] = ()
         elif isinstance(column, CategoryColumn):
-            found.setdefault(column.name, [(text, code) for code, text in enumerate(column.categories)])
+            found.setdefault(column.name, known_texts(column))
     if schema.label is not None:
-        classes = [(text, code) for code, item in enumerate(schema.label.classes) for text in item.values]
-        found.setdefault(schema.label.column, classes)
+        found.setdefault(schema.label.column, known_texts(schema.label))
     return found
 
 
