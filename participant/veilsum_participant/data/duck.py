@@ -27,7 +27,7 @@ from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.json_files import has_key_twice, json_texts
 from veilsum_participant.data.lines import Fault
-from veilsum_participant.data.parquet_files import ParquetReader, file_parts
+from veilsum_participant.data.parquet_files import ParquetReader, check_pages, file_parts
 from veilsum_participant.data.reader import (
     OpenRows,
     QueryReader,
@@ -162,7 +162,7 @@ class _Texts:
 
 def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> list[_Texts]:
     """Show the query its tables, or ``empty`` ones, and nothing else from here on; return those that are texts."""
-    texts: list[_Texts] = []
+    texts, zones = list[_Texts](), set[str]()
     for name, path in query.files.items():
         if is_json(path) or is_csv(path):
             if not texts:
@@ -170,10 +170,17 @@ def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> list[_
             texts.append(_texts(path, query.dialect))
             connection.register(name, texts[-1].schema.empty_table() if empty else texts[-1])
         else:
-            parts, columns = _parts(path)
+            parts, columns = _parts(path, zones)
+            for part in () if empty else parts:
+                check_pages(Path(part))
             connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
             found = connection.read_parquet(parts).project(columns)
             found.limit(0).create(name) if empty else found.create_view(name)
+    if len(zones) == 1:  # else days are those of UTC
+        (zone,) = zones
+        odd = DataError(f"The {query}: its files' times are in a zone that DuckDB does not know.", "Write them in UTC.")
+        with raising(odd, on=_errors()):
+            connection.execute("SET TimeZone = $1", [f"GMT{zone}" if zone[:1] in ("+", "-") else zone])
     connection.execute("SET enable_external_access = false")
     return texts
 
@@ -348,8 +355,8 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int, int]:
     return valid, read - valid + left_out.total(), twice
 
 
-def _parts(path: Path) -> tuple[list[str], str]:
-    """The Parquet files that a path means, which have to be alike, and the columns that a query may see.
+def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
+    """The Parquet files that a path means, which have to be alike, and the columns that a query may see; adds their zones.
 
     Not those of which only Arrow's note tells that their integers are none, such as durations: DuckDB does not read it.
     """
@@ -359,6 +366,7 @@ def _parts(path: Path) -> tuple[list[str], str]:
         if not other.schema.equals(found[0].schema):
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
+    zones |= {field.type.tz for field in found[0].schema if getattr(field.type, "tz", None)}
     odd = [field.name for field in found[0].schema if isinstance(field.type, pa.DurationType | pa.OpaqueType)]
     if len(odd) == len(found[0].schema):
         raise DataError(f"{path}: none of its columns holds numbers or texts.", "Store these.")

@@ -34,6 +34,8 @@ def plain(kind: Any) -> Any:
         # JSON, and PostgreSQL's NUMERIC
         texts = _is(kind.storage_type, "string", "large_string") or isinstance(kind, pa.UuidType)
         return pa.large_string() if texts else kind
+    if pa.types.is_timestamp(kind) and (kind.tz or "").startswith(("GMT+", "GMT-")):  # as DuckDB calls an offset
+        return pa.timestamp(kind.unit, kind.tz[3:])
     if pa.types.is_string_view(kind):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
