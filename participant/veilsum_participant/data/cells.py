@@ -128,8 +128,10 @@ def judge_texts(column: CategoryColumn | LabelColumn, array: Any, missing: Seque
     indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
     codes = np.array([code for code, _ in found], dtype=np.int64)[indices]
     absent = np.array([gone for _, gone in found], dtype=np.bool_)[indices]
-    told = (column.column, None, column.column) if isinstance(column, LabelColumn) else (column.name, column, column.source)
-    return JudgedColumn(*told, codes, absent, (codes < 0) & ~absent, np.zeros_like(absent))
+    judged = codes, absent, (codes < 0) & ~absent, np.zeros_like(absent)
+    if isinstance(column, LabelColumn):
+        return JudgedColumn(column.column, None, column.column, *judged)
+    return JudgedColumn(column.name, column, column.source, *judged)
 
 
 def _grouped(column: CodeColumn, missing: Sequence[str]) -> Callable[[str], tuple[int, bool]]:
