@@ -9,6 +9,7 @@ query joins, sorts or groups. Nothing is written, fetched or loaded, and nothing
 from __future__ import annotations
 
 import atexit
+import glob
 import re
 import threading
 import time
@@ -366,6 +367,9 @@ def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
         if not other.schema.equals(found[0].schema):
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
+    if odd_name := next((one.label for one in found if glob.has_magic(one.label)), ""):
+        told = f"{odd_name}: has *, ? or [ in its name, which DuckDB takes for other files' names."
+        raise DataError(told, "Rename it, or the folder above it.")
     zones |= {field.type.tz for field in found[0].schema if getattr(field.type, "tz", None)}
     odd = [field.name for field in found[0].schema if isinstance(field.type, pa.DurationType | pa.OpaqueType)]
     if len(odd) == len(found[0].schema):
