@@ -18,7 +18,7 @@ from veilsum_node.errors import DataError, Misuse, raising
 from veilsum_participant.data import typed
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart, check_held
-from veilsum_participant.data.table import require_columns, unreadable_column, wanted_columns
+from veilsum_participant.data.table import require_columns, wanted_columns
 from veilsum_privacy.study.schema import DatasetSchema
 
 _HEADERS = threading.Lock()
@@ -89,9 +89,6 @@ class NpzReader(FileReader):
                 places.setdefault(schema.label.column, ("y", None))
         require_columns(f"{path} has", wanted, list(places))
         places = {name: places[name] for name in wanted}
-        for name, (array, _) in places.items():
-            if dtypes[array].kind not in "biufSU":
-                raise unreadable_column(path, name, dtypes[array], self.subject)
         flat = all(len(shapes[array]) == (1 if column is None else 2) for array, column in places.values())
         if not flat or len({shapes[array][0] for array, _ in places.values()}) != 1:
             raise DataError(

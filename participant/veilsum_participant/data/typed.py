@@ -58,7 +58,9 @@ def is_date(kind: Any) -> bool:
 
 
 def arrow_type(dtype: np.dtype[Any]) -> Any:
-    """What :func:`from_numpy` makes of a readable type of NumPy's."""
+    """What :func:`from_numpy` makes of a type of NumPy's; of one that holds neither numbers nor texts one that says so."""
+    if dtype.kind not in "biufSU":
+        return pa.opaque(pa.null(), dtype.name, "NumPy")
     texts = {"U": pa.large_string(), "S": pa.large_binary(), "f": pa.float64() if dtype.itemsize > 8 else None}
     return texts.get(dtype.kind) or pa.from_numpy_dtype(dtype.newbyteorder("="))
 
