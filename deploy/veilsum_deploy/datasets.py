@@ -21,7 +21,7 @@ from veilsum.tables import read_used
 from veilsum_deploy.data_names import PACKAGED
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
-from veilsum_participant.data.cells import judge_labels
+from veilsum_participant.data.cells import judge_texts
 from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.table import Table
 from veilsum_participant.settings.query import Source
@@ -74,7 +74,7 @@ class TableWithSchema:
             return self.records.labels
         if label.column not in self.table.column_names:
             raise DataError(f"The data set {self.name} has no column {label.column!r}.", "Use the schema that belongs to it.")
-        return judge_labels(self.table[label.column].combine_chunks(), label, self.schema.missing).values
+        return judge_texts(label, self.table[label.column].combine_chunks(), self.schema.missing).values
 
     @property
     def _in_order(self) -> bool:

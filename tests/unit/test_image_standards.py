@@ -609,6 +609,36 @@ def test_pictures_are_read_as_what_they_mean_or_refused(tmp_path: Path) -> None:
             assert read_image(tmp_path, "a", (1, 4, 6)) is reason, (reason, place)
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (1, 1), (9, 5), (5, 17)])
+@pytest.mark.parametrize("depth", [1, 8, 16])
+def test_a_picture_without_all_its_rows_is_damaged(tmp_path: Path, shape: tuple[int, int], depth: int) -> None:
+    # written by hand, pass by pass, as ISO/IEC 15948 has them; Pillow gives black for what is not there
+    values = np.random.default_rng(depth).integers(1, 1 << depth, shape).astype(np.uint16)
+    starts = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+
+    def lines(pixels: NDArray[Any]) -> bytes:
+        told = (np.packbits(row.astype(bool)) if depth == 1 else row.astype(">u2" if depth == 16 else "u1") for row in pixels)
+        return b"".join(b"\0" + row.tobytes() for row in told) if pixels.size else b""
+
+    for passes in (0, 1):
+        whole = b"".join(lines(values[top::down, left::across]) for top, left, down, across in starts)
+        whole = whole if passes else lines(values)
+        for data in (whole, whole + b"\0", whole[:-1]):
+            head = struct.pack(">IIBBBBB", shape[1], shape[0], depth, 0, 0, 0, passes)
+            packed = zlib.compress(data)
+            parts = [(b"IHDR", head), *((b"IDAT", packed[place : place + 9]) for place in range(0, len(packed), 9))]
+            body = b"".join(
+                struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part))
+                for name, part in [*parts, (b"IEND", b"")]
+            )
+            (tmp_path / "a").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+            if len(data) < len(whole):
+                assert read_image(tmp_path, "a", (1, *shape)) is NoPixels.DAMAGED
+            else:
+                want = values * (255 if depth == 1 else 1)
+                np.testing.assert_array_equal(read_image(tmp_path, "a", (1, *shape)), want[None])
+
+
 # --- what is told ---
 
 

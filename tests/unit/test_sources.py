@@ -6,10 +6,12 @@ records and with odd ones: it must say the same.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +27,7 @@ from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.query import SourceQuery, origin
-from veilsum_privacy.study.schema import DateColumn
+from veilsum_privacy.study.schema import DatasetSchema, DateColumn
 
 ROWS = [("p1", 60.0, "Köln", "0"), ("p2", 61.5, "Ulm", "1"), ("p1", 62.0, None, "1"), ("p3", None, "Ulm", "0")]
 NAMES = ("who", "age", "town", "ill")
@@ -207,6 +209,51 @@ def test_a_query_does_not_see_integers_that_are_none(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"stay": stays}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match="none of its columns holds numbers or texts"):
         check_structure(query, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("zone", "ours"),
+    [
+        *((None, dt.UTC), ("UTC", dt.UTC), ("+05:30", dt.timezone(dt.timedelta(hours=5.5)))),
+        *(
+            ("-09:30", dt.timezone(dt.timedelta(hours=-9.5))),
+            *((name, ZoneInfo(name)) for name in ("Asia/Tokyo", "US/Eastern")),
+        ),
+    ],
+)
+def test_a_query_tells_the_days_of_its_files_zone(tmp_path: Path, zone: str | None, ours: dt.tzinfo) -> None:
+    """Parquet holds moments; which day one is of only Arrow's note says, which DuckDB does not read."""
+    moments = [dt.datetime(2024, 3, 10, hour, 30) for hour in (1, 12, 19, 23)]  # noqa: DTZ001  of UTC
+    parquet.write_table(pa.table({"d": pa.array(moments, pa.timestamp("us", zone))}), tmp_path / "t.parquet")
+    schema = DatasetSchema(columns=(DateColumn(name="d", low=0, high=9, origin="2024-03-09"),), max_records=9)
+    want = [str(moment.replace(tzinfo=dt.UTC).astimezone(ours).date()) for moment in moments]
+    text = "SELECT * FROM t ORDER BY d"
+    for source in (tmp_path / "t.parquet", SourceQuery("records", text, files={"t": tmp_path / "t.parquet"})):
+        assert read_table(source, schema).columns["d"].to_pylist() == want
+
+
+def test_times_of_several_zones_or_of_an_unknown_one_are_of_utc_or_refused(tmp_path: Path) -> None:
+    schema = DatasetSchema(columns=(DateColumn(name="d", low=0, high=9, origin="2024-03-09"),), max_records=9)
+    late = [dt.datetime(2024, 3, 10, 23, 30)]  # noqa: DTZ001  of UTC
+    for name, zone in (("a", "Asia/Kolkata"), ("b", "America/New_York"), ("odd", "Nowhere/It's")):
+        parquet.write_table(pa.table({"d": pa.array(late, pa.timestamp("us", zone))}), tmp_path / f"{name}.parquet")
+    two = {name: tmp_path / f"{name}.parquet" for name in ("a", "b")}
+    found = read_table(SourceQuery("records", "SELECT a.d FROM a, b", files=two), schema)
+    assert found.columns["d"].to_pylist() == ["2024-03-10"]
+    with pytest.raises(DataError, match="in a zone that DuckDB does not know"):
+        check_structure(SourceQuery("records", "SELECT * FROM t", files={"t": tmp_path / "odd.parquet"}), schema)
+
+
+@pytest.mark.parametrize("name", ["t[1].parquet", "t*.parquet", "t?.parquet", "[t]/t.parquet"])
+def test_a_query_takes_no_files_name_for_a_pattern(tmp_path: Path, name: str) -> None:
+    """A browser calls a second download t[1].parquet, by which DuckDB reads t1.parquet, here twice."""
+    (tmp_path / "[t]").mkdir()
+    for path in (tmp_path / name, tmp_path / "t1.parquet"):
+        parquet.write_table(table(ROWS), path)
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(DataError, match="which DuckDB takes for other files' names"):
+            check_structure(SourceQuery("records", "SELECT age, town, ill FROM t", files={"t": path}), SCHEMA)
+    assert read_table(tmp_path, SCHEMA).rows == 2 * len(ROWS)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "npz", "query"])

@@ -152,7 +152,7 @@ def encode_frame(frame: Any, schema: DatasetSchema) -> Records:
         kind = table[name].type
         if not (typed.readable(kind) or typed.is_date(kind)):
             raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
-        check_texts("X", name, typed.plain(kind), texts.get(name))
+        check_texts(f"X: column {name!r} holds {kind}", typed.plain(kind), texts.get(name))
     return encode_table(typed_table(SourcePart(table), schema), schema)
 
 

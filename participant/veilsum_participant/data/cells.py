@@ -6,7 +6,7 @@ Nothing here raises because of what a cell holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Bools
-from veilsum_participant.data.spellings import Spellings, exact
+from veilsum_participant.data.spellings import Spellings, exact, known_texts
 from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema, DateColumn, LabelColumn, NumberColumn
 
 _TIME = r"[0-9]{2}(:?[0-9]{2}){0,2}([.,][0-9]+)?( ?(Z|UTC|GMT|[AP]M|[+-][0-9]{2}(:?[0-9]{2}){0,2}))?(\[[A-Z0-9_/+-]+\])?"
@@ -62,9 +62,9 @@ def judge_table(columns: Mapping[str, Any], schema: DatasetSchema) -> Iterator[J
                 outside = (values < column.low) | (values > column.high)
             yield JudgedColumn(column.name, column, column.name, values, absent, invalid & ~absent, outside)
         else:
-            yield _judge_categories(columns[column.source], column, missing)
+            yield judge_texts(column, columns[column.source], missing)
     if schema.label is not None:
-        yield judge_labels(columns[schema.label.column], schema.label, missing)
+        yield judge_texts(schema.label, columns[schema.label.column], missing)
 
 
 def _numbers(array: Any, texts: list[str]) -> tuple[NDArray[np.float64], Bools, Bools]:
@@ -119,27 +119,33 @@ def _days(array: Any, missing: list[str]) -> tuple[NDArray[np.float64], Bools, B
     return np.where(valid, seconds / 86400.0, np.nan), absent, ~valid & ~absent
 
 
-def judge_labels(array: Any, label: LabelColumn, missing: Iterable[str]) -> JudgedColumn:
-    """Find each cell's class."""
-    known = [(text, code) for code, item in enumerate(label.classes) for text in item.values]
-    return _looked_up(label.column, None, label.column, array, _meaning(known, missing))
+def judge_texts(column: CategoryColumn | LabelColumn, array: Any, missing: Sequence[str]) -> JudgedColumn:
+    """Find each cell's category, its code's group, or its class: each distinct text is looked up once."""
+    means = _grouped(column, missing) if isinstance(column, CodeColumn) else _meaning(known_texts(column), missing)
+    encoded = array.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    found = [*map(means, distinct), (-1, True)]
+    indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
+    codes = np.array([code for code, _ in found], dtype=np.int64)[indices]
+    absent = np.array([gone for _, gone in found], dtype=np.bool_)[indices]
+    judged = codes, absent, (codes < 0) & ~absent, np.zeros_like(absent)
+    if isinstance(column, LabelColumn):
+        return JudgedColumn(column.column, None, column.column, *judged)
+    return JudgedColumn(column.name, column, column.source, *judged)
 
 
-def _judge_categories(array: Any, column: CategoryColumn, missing: Iterable[str]) -> JudgedColumn:
-    """Find each cell's category, or its code's group."""
-    if not isinstance(column, CodeColumn):
-        means = _meaning([(text, code) for code, text in enumerate(column.categories)], missing)
-    else:
-        gone = {"", *missing}
+def _grouped(column: CodeColumn, missing: Sequence[str]) -> Callable[[str], tuple[int, bool]]:
+    """What gives a code's group and whether it is missing: a text for missing is never a code."""
+    gone = {"", *missing}
 
-        def means(text: str) -> tuple[int, bool]:
-            absent = text in gone or text.casefold() == "nan"  # a text for missing is never a code
-            return -1 if absent else column.place(text), absent
+    def means(text: str) -> tuple[int, bool]:
+        absent = text in gone or text.casefold() == "nan"
+        return -1 if absent else column.place(text), absent
 
-    return _looked_up(column.name, column, column.source, array, means)
+    return means
 
 
-def _meaning(known: Iterable[tuple[str, int]], missing: Iterable[str]) -> Callable[[str], tuple[int, bool]]:
+def _meaning(known: Sequence[tuple[str, int]], missing: Sequence[str]) -> Callable[[str], tuple[int, bool]]:
     """What gives a text's code and whether it is missing, which one that is named as category or class never is."""
     named, gone = Spellings.of(known), Spellings.of([("", 0), *((text, 0) for text in missing)])
 
@@ -148,19 +154,6 @@ def _meaning(known: Iterable[tuple[str, int]], missing: Iterable[str]) -> Callab
         return code, code < 0 and (text.casefold() == "nan" or gone.find(text) >= 0)
 
     return means
-
-
-def _looked_up(
-    name: str, column: CategoryColumn | None, source: str, array: Any, means: Callable[[str], tuple[int, bool]]
-) -> JudgedColumn:
-    """Look up each distinct text once."""
-    encoded = array.dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    found = [*map(means, distinct), (-1, True)]
-    indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
-    codes = np.array([code for code, _ in found], dtype=np.int64)[indices]
-    absent = np.array([gone for _, gone in found], dtype=np.bool_)[indices]
-    return JudgedColumn(name, column, source, codes, absent, (codes < 0) & ~absent, np.zeros_like(absent))
 
 
 def _mask(array: Any) -> Bools:

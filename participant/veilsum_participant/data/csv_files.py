@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +25,40 @@ _BLOCK = 1 << 26
 _FIRST_LINE = "If its first line holds a record, state header = false, here and in the schema."
 
 
+@dataclass
 class CsvReader(FileReader):
     """Reads a CSV file, whose columns are texts.
 
-    Args:
+    Attributes:
         file: the file.
         names: of its columns, in order; None where its first line names them.
         dialect: how it is written.
     """
 
-    def __init__(self, file: Path | Bucket, names: Sequence[str] | None = None, dialect: Dialect = PLAIN) -> None:
-        self._file, self._names, self._dialect = file, names, dialect
+    file: Path | Bucket
+    names: Sequence[str] | None = None
+    dialect: Dialect = PLAIN
 
     def layout(self) -> list[Found]:
         """The names of all its columns; without a header line nothing but that the file is there."""
-        what = "its first line" if self._names is None else "the order of the schema"
-        with readable(self._file), open_text(self._stored(), self._dialect) as file:
+        what = "its first line" if self.names is None else "the order of the schema"
+        with readable(self.file), open_text(self._stored(), self.dialect) as file:
             try:
-                names = self._columns(Lines(file, self._dialect.delimiter))
+                names = self._columns(Lines(file, self.dialect.delimiter))
             except DataError as error:
                 raise DataError(error.message, self.declared() or error.advice) from None
         fields = pa.schema([(name, pa.large_string()) for name in names])
-        return [Found(str(self._file), f"{self._file}: {what} names", fields, self._advice)]
+        return [Found(str(self.file), f"{self.file}: {what} names", fields, self._advice)]
 
     def _advice(self) -> str:
-        return "" if self._names is not None else self.declared() or _FIRST_LINE
+        return "" if self.names is not None else self.declared() or _FIRST_LINE
 
     def declared(self) -> str:
-        with readable(self._file):
+        with readable(self.file):
             with open_file(self._stored()) as raw:
                 head = raw.read(HEAD)
-            with open_text(self._stored(), self._dialect) as file:
-                return advice(head, file.readline(HEAD), self._dialect)
+            with open_text(self._stored(), self.dialect) as file:
+                return advice(head, file.readline(HEAD), self.dialect)
 
     def columns(self) -> list[str] | None:
         """See :meth:`Reader.columns`.
@@ -66,13 +69,13 @@ class CsvReader(FileReader):
         names = super().columns() or []
         if len(set(names)) < len(names):
             raise DataError(
-                f"{self._file}: two cells of its first line, which names the columns, are alike.", "Rename or remove one."
+                f"{self.file}: two cells of its first line, which names the columns, are alike.", "Rename or remove one."
             )
         return names
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        with readable(self._file), open_text(self._stored(), self._dialect) as file:
-            lines = Lines(file, self._dialect.delimiter)
+        with readable(self.file), open_text(self._stored(), self.dialect) as file:
+            lines = Lines(file, self.dialect.delimiter)
             every = self._columns(lines)
             place = records = 0
             for text, faults in lines.parts(len(every), BATCH):
@@ -82,14 +85,14 @@ class CsvReader(FileReader):
                 records += table.num_rows + len(broken)
 
     def lines(self, numbers: Collection[int]) -> dict[int, int]:
-        with readable(self._file), open_text(self._stored(), self._dialect) as file:
-            return line_numbers(file, numbers, header=self._names is None)
+        with readable(self.file), open_text(self._stored(), self.dialect) as file:
+            return line_numbers(file, numbers, header=self.names is None)
 
     def _stored(self) -> AnyFile:
-        return stored_files(self._file)[0] if isinstance(self._file, Bucket) else self._file
+        return stored_files(self.file)[0] if isinstance(self.file, Bucket) else self.file
 
     def _columns(self, lines: Lines) -> list[str]:
-        return lines.names(self._file) if self._names is None else list(self._names)
+        return lines.names(self.file) if self.names is None else list(self.names)
 
     def _parsed(
         self, text: bytes, every: list[str], names: Sequence[str], faults: Mapping[int, Fault]
@@ -103,7 +106,7 @@ class CsvReader(FileReader):
             return "skip"
 
         read = pacsv.ReadOptions(column_names=[str(place) for place in range(len(every))], block_size=_BLOCK)
-        parse = pacsv.ParseOptions(delimiter=self._dialect.delimiter, newlines_in_values=False)
+        parse = pacsv.ParseOptions(delimiter=self.dialect.delimiter, newlines_in_values=False)
         convert = pacsv.ConvertOptions(
             column_types=dict.fromkeys(places, pa.large_string()), include_columns=places, strings_can_be_null=False
         )

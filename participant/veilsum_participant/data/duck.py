@@ -9,6 +9,7 @@ query joins, sorts or groups. Nothing is written, fetched or loaded, and nothing
 from __future__ import annotations
 
 import atexit
+import glob
 import re
 import threading
 import time
@@ -27,7 +28,7 @@ from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.json_files import has_key_twice, json_texts
 from veilsum_participant.data.lines import Fault
-from veilsum_participant.data.parquet_files import ParquetReader, file_parts
+from veilsum_participant.data.parquet_files import ParquetReader, check_pages, file_parts
 from veilsum_participant.data.reader import (
     OpenRows,
     QueryReader,
@@ -63,11 +64,9 @@ class DuckReader(QueryReader):
 
     def _schema(self) -> Any:
         """Schema of the query's answer on empty tables."""
-        query = self._query
+        query = self.query
         with _connection() as connection:
-            for name, path in query.files.items():
-                _add_empty(connection, name, path, query.dialect)
-            connection.execute("SET enable_external_access = false")
+            _open(connection, query, empty=True)
             try:
                 return _answer(connection, query).to_arrow_table().schema
             except _errors() as error:
@@ -77,7 +76,7 @@ class DuckReader(QueryReader):
     @contextmanager
     def opened(self) -> Iterator[_DuckRows]:
         with _connection() as connection:
-            yield _DuckRows(connection, self._query, _open(connection, self._query))
+            yield _DuckRows(connection, self.query, _open(connection, self.query))
 
 
 @dataclass
@@ -162,19 +161,27 @@ class _Texts:
             raise
 
 
-def _open(connection: Any, query: SourceQuery) -> list[_Texts]:
-    """Show the query its tables, and nothing else from here on; return those that are texts."""
-    texts: list[_Texts] = []
+def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> list[_Texts]:
+    """Show the query its tables, or ``empty`` ones, and nothing else from here on; return those that are texts."""
+    texts, zones = list[_Texts](), set[str]()
     for name, path in query.files.items():
         if is_json(path) or is_csv(path):
             if not texts:
                 connection.execute("SET threads = 1")  # no thread but the one that asks comes back to the interpreter
             texts.append(_texts(path, query.dialect))
-            connection.register(name, texts[-1])
+            connection.register(name, texts[-1].schema.empty_table() if empty else texts[-1])
         else:
-            parts, columns = _parts(path)
+            parts, columns = _parts(path, zones)
+            for part in () if empty else parts:
+                check_pages(Path(part))
             connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
-            connection.read_parquet(parts).project(columns).create_view(name)
+            found = connection.read_parquet(parts).project(columns)
+            found.limit(0).create(name) if empty else found.create_view(name)
+    if len(zones) == 1:  # else days are those of UTC
+        (zone,) = zones
+        odd = DataError(f"The {query}: its files' times are in a zone that DuckDB does not know.", "Write them in UTC.")
+        with raising(odd, on=_errors()):
+            connection.execute("SET TimeZone = $1", [f"GMT{zone}" if zone[:1] in ("+", "-") else zone])
     connection.execute("SET enable_external_access = false")
     return texts
 
@@ -279,15 +286,6 @@ def _answer(connection: Any, query: SourceQuery) -> Any:
     return found
 
 
-def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None:
-    """Make a table with the columns of a file and without its records."""
-    if is_json(path) or is_csv(path):
-        connection.register(name, _texts(path, dialect).schema.empty_table())
-    else:
-        parts, columns = _parts(path)
-        connection.read_parquet(parts).project(columns).limit(0).create(name)
-
-
 def _texts(path: Path, dialect: Dialect) -> _Texts:
     """A CSV file's columns as texts, or the values of JSON as one column, ``json``."""
     if is_json(path):
@@ -358,8 +356,8 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int, int]:
     return valid, read - valid + left_out.total(), twice
 
 
-def _parts(path: Path) -> tuple[list[str], str]:
-    """The Parquet files that a path means, which have to be alike, and the columns that a query may see.
+def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
+    """The Parquet files that a path means, which have to be alike, and the columns that a query may see; adds their zones.
 
     Not those of which only Arrow's note tells that their integers are none, such as durations: DuckDB does not read it.
     """
@@ -369,6 +367,10 @@ def _parts(path: Path) -> tuple[list[str], str]:
         if not other.schema.equals(found[0].schema):
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
+    if odd_name := next((one.label for one in found if glob.has_magic(one.label)), ""):
+        told = f"{odd_name}: has *, ? or [ in its name, which DuckDB takes for other files' names."
+        raise DataError(told, "Rename it, or the folder above it.")
+    zones |= {field.type.tz for field in found[0].schema if getattr(field.type, "tz", None)}
     odd = [field.name for field in found[0].schema if isinstance(field.type, pa.DurationType | pa.OpaqueType)]
     if len(odd) == len(found[0].schema):
         raise DataError(f"{path}: none of its columns holds numbers or texts.", "Store these.")

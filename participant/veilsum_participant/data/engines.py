@@ -33,7 +33,7 @@ class EngineReader(QueryReader):
 
     def _schema(self) -> Any:
         """The columns that the configuration names, all of which are text."""
-        query = self._query
+        query = self.query
         if not query.columns:
             raise ConfigurationError(
                 f"The {query} needs `columns`.", "Name what it yields, under datasets in participant.toml."
@@ -44,10 +44,10 @@ class EngineReader(QueryReader):
     @contextmanager
     def opened(self) -> Iterator[_EngineRows]:
         """See :meth:`Reader.opened`; of SQLite in one transaction, so that its file stays as it is."""
-        with _connection(self._query) as connection:
+        with _connection(self.query) as connection:
             if connection.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN")
-            yield _EngineRows(connection, self._query)
+            yield _EngineRows(connection, self.query)
 
 
 @dataclass
@@ -75,7 +75,8 @@ class _EngineRows(OpenRows):
             if yielded != query.columns:
                 message = f"The {query} yields other columns than `columns` names."
                 raise DataError(message, "Name them in the query's order.")
-            yield SourcePart(pa.table(_columns(part, len(yielded)), _texts(query)))
+            cells = zip(*part, strict=True) if part else [()] * len(yielded)
+            yield SourcePart(pa.table([pa.array(map(_text, column), pa.large_string()) for column in cells], _texts(query)))
 
 
 @contextmanager
@@ -134,11 +135,6 @@ def _read_only(url: URL) -> URL:
 
 def _away(query: SourceQuery) -> Unavailable:
     return Unavailable(f"The database of the {query} cannot be reached.", "Check that it is there, and the URL in use.")
-
-
-def _columns(batch: Any, width: int) -> list[Any]:
-    cells = zip(*batch, strict=True) if batch else [()] * width
-    return [pa.array(map(_text, column), pa.large_string()) for column in cells]
 
 
 def _text(cell: object) -> str | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gzip
 import logging
+import struct
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -39,6 +41,8 @@ _NIFTI = (
 
 _GREY = ("1", "L", "LA")
 """Pillow's modes of one colour in 8 bits or fewer."""
+
+_PART = 1 << 22  # bytes that are inflated at a time
 
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 
@@ -240,6 +244,33 @@ def _open_nifti(kind: str, **files: IO[bytes]) -> Slices:
     return Slices(len(volume), read)
 
 
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""First column and row of each pass of an interlaced PNG, and how far apart they are (ISO/IEC 15948, 8.2)."""
+
+
+def _check_rows(file: IO[bytes], size: tuple[int, int], head: bytes) -> None:
+    """Insist that a PNG has all its rows, which begin with a byte for their filter: Pillow leaves black what is not there.
+
+    Raises:
+        struct.error: its chunks end before.
+    """
+    depth, kind, *_, interlaced = head[24:29]
+    bits, need = depth * {2: 3, 4: 2, 6: 4}.get(kind, 1), 0
+    for left, top, across, down in _ADAM7 if interlaced else ((0, 0, 1, 1),):
+        columns, rows = -(-(size[0] - left) // across), -(-(size[1] - top) // down)
+        need += rows * (1 + -(-columns * bits // 8)) if columns > 0 < rows else 0
+    place, stream = len(_PNG), zlib.decompressobj()
+    while need > 0:
+        file.seek(place)
+        length, name = struct.unpack(">I4s", file.read(8))
+        place += 12 + length
+        data = file.read(length) if name == b"IDAT" else b""
+        while need > 0 and (found := stream.decompress(data, _PART)):
+            need -= len(found)
+            data = stream.unconsumed_tail
+    file.seek(0)
+
+
 def _open_picture(file: IO[bytes], head: bytes) -> Slices:
     """The one slice of a PNG or JPEG, turned as its EXIF says.
 
@@ -261,6 +292,8 @@ def _open_picture(file: IO[bytes], head: bytes) -> Slices:
     check_size(*opened.size, 1 if opened.mode in _GREY or opened.mode.startswith("I") else 3)
     if opened.format == "PNG" and getattr(opened, "is_animated", False):
         raise NotAnImage(NoPixels.FRAMES)
+    if opened.format == "PNG":
+        _check_rows(file, opened.size, head)
     image = ImageOps.exif_transpose(opened)
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "I", "I;16"):
         raise NotAnImage(NoPixels.COLOURS)

@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from typing import Any, BinaryIO, cast
@@ -87,80 +88,64 @@ def open_text(file: AnyFile, dialect: Dialect = PLAIN) -> Iterator[BinaryIO]:
         if (dialect.compression, dialect.encoding) == (PLAIN.compression, PLAIN.encoding):
             yield raw
         else:
-            yield cast(BinaryIO, io.BufferedReader(_Decoded(raw, str(file), dialect), _READ))
+            data = (
+                _unpacked(raw, str(file), dialect.compression) if dialect.compression else iter(lambda: raw.read(_READ), b"")
+            )
+            if dialect.encoding != PLAIN.encoding:  # bytes that encode no character become U+FFFD
+                told = codecs.iterdecode(data, dialect.encoding, "replace")
+                data = (text.encode(errors="replace") for text in told)
+            yield cast(BinaryIO, io.BufferedReader(_Joined(data), _READ))
 
 
-class _Decoded(io.RawIOBase):
-    """The bytes of a compressed file, or one in another encoding, as UTF-8; bytes that encode no character become U+FFFD."""
+@dataclass
+class _Joined(io.RawIOBase):
+    """Parts of a file, of which none is empty, as a file."""
 
-    def __init__(self, raw: BinaryIO, label: str, dialect: Dialect) -> None:
-        self._label, self._compression, self._left = label, dialect.compression, b""
-        self._file = _OPENED[dialect.compression](raw) if dialect.compression else raw
-        other = dialect.encoding != PLAIN.encoding
-        self._decoder = codecs.getincrementaldecoder(dialect.encoding)("replace") if other else None
+    parts: Iterator[bytes]
+    left: bytes = b""
 
     def readable(self) -> bool:
         return True
 
-    def _read(self) -> bytes:
-        try:
-            return cast(bytes, self._file.read(_READ))
-        except Exception as error:  # each library has its own
-            if not self._compression:
-                raise
-            message = f"{self._label}: is not compressed with {self._compression}, or not whole."
-            raise DataError(message, "Correct `compression`, or the file.") from error
-
     def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            data = self._read()
-            self._left = data
-            if self._decoder is not None:
-                self._left = self._decoder.decode(data, final=not data).encode(errors="replace")
-            if not data:
-                break
-        taken = self._left[: len(buffer)]
+        self.left = self.left or next(self.parts, b"")
+        taken, self.left = self.left[: len(buffer)], self.left[len(buffer) :]
         buffer[: len(taken)] = taken
-        self._left = self._left[len(taken) :]
         return len(taken)
 
 
-def _zstd(raw: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"), _READ))
+def _unpacked(raw: BinaryIO, label: str, compression: str) -> Iterator[bytes]:
+    """What a compressed file holds, in parts that are not empty."""
+    try:
+        if compression in _STREAMS:
+            yield from filter(None, _streams(raw, _STREAMS[compression]))
+        else:
+            opened = gzip.GzipFile(fileobj=raw) if compression == "gzip" else pa.CompressedInputStream(raw, compression)
+            yield from iter(lambda: opened.read(_READ), b"")
+    except Exception as error:  # each library has its own
+        message = f"{label}: is not compressed with {compression}, or not whole."
+        raise DataError(message, "Correct `compression`, or the file.") from error
 
 
-class _Streams:
+_STREAMS: dict[str, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
+    "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor,
+}  # fmt: skip
+
+
+def _streams(raw: BinaryIO, new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]) -> Iterator[bytes]:
     """The streams of a file of bzip2 or xz, one after another. What else stands there but padding is a fault: the standard
     library's own readers end before it, and so before the records of a stream that is damaged where it begins.
     """
-
-    def __init__(self, raw: BinaryIO, new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]) -> None:
-        self._raw, self._new, self._stream, self._rest = raw, new, new(), b""
-
-    def read(self, size: int) -> bytes:
-        data = b""
-        while not data:
-            ended, given = self._stream.eof, self._rest
-            if not given and (ended or self._stream.needs_input) and not (given := self._raw.read(size)):
-                if ended:
-                    break
-                raise EOFError
-            if ended:
-                self._rest = given = given.lstrip(b"\0")
-                if not given:
-                    continue
-                self._stream = self._new()
-            data = self._stream.decompress(given, size)
-            self._rest = self._stream.unused_data
-        return data
-
-
-_OPENED: dict[str, Any] = {
-    "gzip": lambda raw: gzip.GzipFile(fileobj=raw),
-    "bzip2": lambda raw: _Streams(raw, bz2.BZ2Decompressor),
-    "xz": lambda raw: _Streams(raw, lzma.LZMADecompressor),
-    "zstd": _zstd,
-}
+    stream, given = new(), b""
+    while given or not (stream.eof or stream.needs_input) or (given := raw.read(_READ)):
+        if stream.eof:
+            if not (given := given.lstrip(b"\0")):
+                continue
+            stream = new()
+        yield stream.decompress(given, _READ)
+        given = stream.unused_data
+    if not stream.eof:
+        raise EOFError
 
 
 class Lines:

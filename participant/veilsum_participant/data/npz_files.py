@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from veilsum_node.errors import DataError, Misuse, raising
 from veilsum_participant.data import typed
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart, check_held
-from veilsum_participant.data.table import require_columns, unreadable_column, wanted_columns
+from veilsum_participant.data.table import require_columns, wanted_columns
 from veilsum_privacy.study.schema import DatasetSchema
 
 _HEADERS = threading.Lock()
@@ -27,37 +28,39 @@ _HEADERS = threading.Lock()
 _SHORT = 2**20  # bytes of an array
 
 
+@dataclass
 class NpzReader(FileReader):
     """Reads an npz archive of NumPy's arrays: one a column, or ``X`` with all features and ``y`` with the classes.
 
-    Args:
+    Attributes:
         path: the archive.
         schema: whose columns those of ``X`` are, in order; without one nothing can be read.
         subject: a further column, which tells whose record each is.
     """
 
-    def __init__(self, path: Path, schema: DatasetSchema | None, subject: str | None) -> None:
-        self._path, self._schema, self._subject = path, schema, subject
+    path: Path
+    schema: DatasetSchema | None
+    subject: str | None
 
     def columns(self) -> list[str] | None:
         """None: they have no names but what a schema gives them."""
-        with readable(self._path):
+        with readable(self.path):
             return None
 
     def layout(self) -> list[Found]:
         """The names, types and shapes in the arrays' headers."""
-        with readable(self._path):
+        with readable(self.path):
             places, dtypes = self._places()
         fields = [pa.field(name, typed.arrow_type(dtypes[array])) for name, (array, _) in places.items()]
-        return [Found(str(self._path), f"{self._path} has", pa.schema(fields))]
+        return [Found(str(self.path), f"{self.path} has", pa.schema(fields))]
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         """See :meth:`OpenRows.parts`; all is one."""
-        with readable(self._path):
+        with readable(self.path):
             places = {name: place for name, place in self._places()[0].items() if name in asked.names}
-            with _HEADERS, zipfile.ZipFile(self._path) as archive:
+            with _HEADERS, zipfile.ZipFile(self.path) as archive:
                 members = {array: _member(archive, array) for array, _ in places.values()}
-                check_held(self._path, sum(member.file_size for member in members.values()))
+                check_held(self.path, sum(member.file_size for member in members.values()))
                 arrays = {name: _array(archive, member) for name, member in members.items()}
             columns = {
                 name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
@@ -67,11 +70,11 @@ class NpzReader(FileReader):
 
     def _places(self) -> tuple[dict[str, tuple[str, int | None]], dict[str, np.dtype[Any]]]:
         """For each column to read the array that holds it, and which column of that one, None for all; and arrays' types."""
-        path, schema = self._path, self._schema
+        path, schema = self.path, self.schema
         if schema is None:
             raise Misuse("An npz archive is read under a schema.")
         features = [column.source for column in schema.columns]
-        wanted = wanted_columns(schema, self._subject)
+        wanted = wanted_columns(schema, self.subject)
         shapes, dtypes = _npz_headers(path, {*wanted, "X", "y"})
         places: dict[str, tuple[str, int | None]] = {name: (name, None) for name in shapes}
         if "X" in shapes and not all(name in shapes for name in features):
@@ -86,9 +89,6 @@ class NpzReader(FileReader):
                 places.setdefault(schema.label.column, ("y", None))
         require_columns(f"{path} has", wanted, list(places))
         places = {name: places[name] for name in wanted}
-        for name, (array, _) in places.items():
-            if dtypes[array].kind not in "biufSU":
-                raise unreadable_column(path, name, dtypes[array], self._subject)
         flat = all(len(shapes[array]) == (1 if column is None else 2) for array, column in places.values())
         if not flat or len({shapes[array][0] for array, _ in places.values()}) != 1:
             raise DataError(

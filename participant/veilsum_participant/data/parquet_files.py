@@ -6,6 +6,7 @@ import os
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from veilsum_participant.data.reader import FileReader, Found, RowRequest, Sourc
 from veilsum_participant.settings.forms import PARQUET
 from veilsum_participant.settings.query import Bucket
 
+_CHECKED = re.compile(rb"(\x15[\x80-\xff]*[\x00-\x7f]){3}\x15")
+"""A page's header with a checksum, in Thrift's compact protocol: its type, its two sizes, and then a fourth integer."""
+_CHECK = 1 << 16
 _NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")
 _BUFFER = 1 << 16
@@ -58,25 +62,25 @@ def file_parts(path: Path | Bucket) -> Sequence[AnyFile]:
     return sorted(found)
 
 
+@dataclass
 class ParquetReader(FileReader):
     """Reads a Parquet file, all in a folder or of a glob, or objects."""
 
-    def __init__(self, file: Path | Bucket) -> None:
-        self._file = file
+    file: Path | Bucket
 
     def layout(self) -> list[Found]:
         """The columns and types in the files' footers."""
         found = []
-        with readable(self._file):
-            for part in file_parts(self._file):
+        with readable(self.file):
+            for part in file_parts(self.file):
                 with open_parquet(part) as file:
                     found.append(Found(str(part), f"{part} has", _written(file.schema_arrow).remove_metadata()))
         return found
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         place, read = 0, list(asked.names)
-        with readable(self._file):
-            for part in file_parts(self._file):
+        with readable(self.file):
+            for part in file_parts(self.file):
                 with open_parquet(part) as file:
                     every = [*range(file.num_row_groups)]
                     for groups in [[group] for group in every] if asked.wanted else [every] if every else []:
@@ -118,6 +122,21 @@ def _in_its_zone(table: Any) -> Any:
     """A table whose times are in the zone that they were written in, whose days a reader of the records means."""
     written = _written(table.schema)
     return table if written.equals(table.schema) else table.cast(written)
+
+
+def check_pages(path: Path) -> None:
+    """Read a file, for other software that does not, against the checksums of its pages; where the first has none, no more.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    with readable(path), open_parquet(path) as file, path.open("rb") as pages:
+        if file.metadata.num_row_groups and file.metadata.num_columns:
+            first = file.metadata.row_group(0).column(0)
+            pages.seek(first.dictionary_page_offset or first.data_page_offset)
+            if _CHECKED.match(pages.read(32)):
+                for _ in file.iter_batches(_CHECK):
+                    pass
 
 
 def open_parquet(path: AnyFile) -> Any:

@@ -43,7 +43,7 @@ class PostgresReader(QueryReader):
 
     def _schema(self) -> Any:
         """Schema of the query's answer; the server prepares the query and does not run it."""
-        query = self._query
+        query = self.query
         with _cursor(query) as cursor:
             try:
                 schema = cursor.adbc_execute_schema(_as_table(query))
@@ -57,11 +57,11 @@ class PostgresReader(QueryReader):
     @contextmanager
     def opened(self) -> Iterator[_ServerRows]:
         """See :meth:`Reader.opened`; all is read in one transaction, which sees one state."""
-        with _cursor(self._query) as cursor:
+        with _cursor(self.query) as cursor:
             cursor.execute("SELECT current_setting('server_encoding')")
             (encoding,) = cursor.fetchone()
-            kinds = {part.name: part.type for part in cursor.adbc_execute_schema(_as_table(self._query))}
-            yield _ServerRows(cursor, self._query, encoding, kinds)
+            kinds = {part.name: part.type for part in cursor.adbc_execute_schema(_as_table(self.query))}
+            yield _ServerRows(cursor, self.query, encoding, kinds)
 
 
 @dataclass

@@ -142,15 +142,15 @@ class FileReader(Reader, OpenRows):
         return nullcontext(self)
 
 
+@dataclass
 class QueryReader(Reader):
     """Asks a database a query."""
 
-    def __init__(self, query: SourceQuery) -> None:
-        self._query = query
+    query: SourceQuery
 
     def layout(self) -> list[Found]:
         """The columns of the query, as its database tells them without running it."""
-        return [yielded(self._query, self._schema())]
+        return [yielded(self.query, self._schema())]
 
     @abstractmethod
     def _schema(self) -> Any:

@@ -16,6 +16,8 @@ from unicodedata import normalize
 
 import pyarrow as pa
 
+from veilsum_privacy.study.schema import CategoryColumn, LabelColumn
+
 _NUMBER = re.compile(r"([+-]?)([0-9]*)\.?([0-9]*)(?:[eE]([+-]?[0-9]{1,9}))?")
 _TRUE = frozenset(("true", "t", "yes", "y", "on"))
 _FALSE = frozenset(("false", "f", "no", "n", "off"))
@@ -49,6 +51,13 @@ def exact(text: str, *, padded: bool = False) -> Exact | None:
         return Exact(False, "", 0)
     power = int(found[4] or 0) - len(found[3]) + len(digits) - len(significant)
     return Exact(found[1] == "-", significant, power)
+
+
+def known_texts(column: CategoryColumn | LabelColumn) -> list[tuple[str, int]]:
+    """The texts that a schema names for a column, its categories or the values of its classes, with their codes."""
+    if isinstance(column, LabelColumn):
+        return [(text, code) for code, item in enumerate(column.classes) for text in item.values]
+    return [(text, code) for code, text in enumerate(column.categories)]
 
 
 @dataclass(frozen=True)

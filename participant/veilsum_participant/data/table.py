@@ -17,7 +17,7 @@ from veilsum_node.phrases import counted, listed
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.reader import Found, SourcePart
-from veilsum_participant.data.spellings import clash
+from veilsum_participant.data.spellings import clash, known_texts
 from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema
 
 
@@ -91,10 +91,9 @@ def named_texts(schema: DatasetSchema) -> Mapping[str, Sequence[tuple[str, int]]
         if isinstance(column, CodeColumn):
             found[column.source] = ()
         elif isinstance(column, CategoryColumn):
-            found.setdefault(column.name, [(text, code) for code, text in enumerate(column.categories)])
+            found.setdefault(column.name, known_texts(column))
     if schema.label is not None:
-        classes = [(text, code) for code, item in enumerate(schema.label.classes) for text in item.values]
-        found.setdefault(schema.label.column, classes)
+        found.setdefault(schema.label.column, known_texts(schema.label))
     return found
 
 
@@ -111,16 +110,19 @@ def check_found(
 
     Raises:
         DataError: a column is missing, of a type that holds neither numbers nor texts, or of one in which two categories are
-            the same; or of types in two files that do not go together.
+            the same or codes lose zeros; or of types in two files that do not go together.
     """
     wanted, named = wanted_columns(schema, subject), named_texts(schema)
     for one in found:
         require_columns(one.says, [*wanted, *stated], one.schema.names, one.advice)
         for name in wanted:
-            kind = one.schema.field(name).type
-            if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
-                raise unreadable_column(one.label, name, kind, subject)
-            check_texts(one.label, name, typed.plain(kind), named.get(name))
+            stored = one.schema.field(name).type
+            told = f"{one.label}: column {name!r} holds {_outer(typed.plain(stored))}"
+            if not (typed.readable(stored) or (typed.is_date(stored) and name in schema.date_columns)):
+                if name == subject:
+                    raise DataError(f"{told}, by which subjects cannot be told apart.", "Store texts or numbers.")
+                raise DataError(f"{told}.", "Store numbers or texts; a query can CAST.")
+            check_texts(told, typed.plain(stored), named.get(name))
     for name in wanted if len(found) > 1 else ():
         kinds = [one.schema.field(name).type for one in found]
         if not typed.common(kinds, numbered=name != subject) and (name == subject or name not in named):
@@ -128,8 +130,8 @@ def check_found(
             raise DataError(f"{source}: column {name!r} holds {told}.", "Store it as the same type in all files.")
 
 
-def check_texts(source: object, name: str, kind: Any, named: Sequence[tuple[str, int]] | None) -> None:
-    """Check that a column of an Arrow type can hold the texts that are :func:`named <named_texts>` of it.
+def check_texts(told: str, kind: Any, named: Sequence[tuple[str, int]] | None) -> None:
+    """Check that a column of an Arrow type, of which it is ``told``, can hold the texts :func:`named <named_texts>` of it.
 
     Raises:
         DataError: two of them are one number, or one truth; or they are codes, and the column no text.
@@ -137,25 +139,15 @@ def check_texts(source: object, name: str, kind: Any, named: Sequence[tuple[str,
     if named is None or typed.is_text(kind):
         return
     if not named and not pa.types.is_null(kind):
-        told = f"{source}: column {name!r} holds {_outer(kind)}; codes are texts, of which no zero is lost."
-        raise DataError(told, "Store texts.")
+        raise DataError(f"{told}; codes are texts, of which no zero is lost.", "Store texts.")
     if (alike := clash(named, kind)) is not None:
-        told = f"{source}: column {name!r} holds {_outer(kind)}, in which {alike[0]!r} and {alike[1]!r} are the same."
-        raise DataError(told, "Store texts.")
-
-
-def unreadable_column(path: object, name: str, kind: object, subject: str | None) -> DataError:
-    """The refusal of a column by the type that it is stored in."""
-    if name == subject:
-        told = f"{path}: column {name!r} holds {_outer(kind)}, by which subjects cannot be told apart."
-        return DataError(told, "Store texts or numbers.")
-    return DataError(f"{path}: column {name!r} holds {_outer(kind)}.", "Store numbers or texts; a query can CAST.")
+        raise DataError(f"{told}, in which {alike[0]!r} and {alike[1]!r} are the same.", "Store texts.")
 
 
 def _outer(kind: object) -> str:
     """A type without what it holds: the names of fields in it may come from records."""
     if isinstance(kind, pa.OpaqueType):
-        return str(kind.type_name)  # a database's own
+        return str(kind.type_name)  # a database's own, or NumPy's
     return str(kind).partition("<")[0].partition("[(")[0].strip()
 
 

@@ -34,6 +34,8 @@ def plain(kind: Any) -> Any:
         # JSON, and PostgreSQL's NUMERIC
         texts = _is(kind.storage_type, "string", "large_string") or isinstance(kind, pa.UuidType)
         return pa.large_string() if texts else kind
+    if pa.types.is_timestamp(kind) and (kind.tz or "").startswith(("GMT+", "GMT-")):  # as DuckDB calls an offset
+        return pa.timestamp(kind.unit, kind.tz[3:])
     if pa.types.is_string_view(kind):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
@@ -56,7 +58,9 @@ def is_date(kind: Any) -> bool:
 
 
 def arrow_type(dtype: np.dtype[Any]) -> Any:
-    """What :func:`from_numpy` makes of a readable type of NumPy's."""
+    """What :func:`from_numpy` makes of a type of NumPy's; of one that holds neither numbers nor texts one that says so."""
+    if dtype.kind not in "biufSU":
+        return pa.opaque(pa.null(), dtype.name, "NumPy")
     texts = {"U": pa.large_string(), "S": pa.large_binary(), "f": pa.float64() if dtype.itemsize > 8 else None}
     return texts.get(dtype.kind) or pa.from_numpy_dtype(dtype.newbyteorder("="))
 
