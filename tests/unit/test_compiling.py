@@ -16,6 +16,7 @@ from support.apart import Answer, ThreadStarter
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting, random_records
 from support.randomness import SeededRandom
 from support.starting import ProcessStarter
+from support.studies import compiled, shifted_sites
 from veilsum_node.errors import HostileInput, Misuse, VeilsumError
 from veilsum_participant.boundary import compiler as table
 from veilsum_participant.boundary.compiler import GraphSaid, StudySaid, TaskSaid, TrainingSaid
@@ -29,6 +30,7 @@ from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.mechanism.rows.graph import RowGraph, node
 from veilsum_privacy.mechanism.rows.symbols import record_of, traced
 from veilsum_privacy.study.schema import NumberColumn
+from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -279,6 +281,43 @@ def test_what_is_no_graph_of_the_studys_columns_is_refused_before_a_record_is_re
 
     with pytest.raises(HostileInput):
         total_of(compiling(meddle), study, plain().broadcast, records())  # type: ignore[arg-type]
+
+
+def test_what_a_compiler_showed_and_what_is_meant_cross_once(compiling: Making) -> None:
+    """A broadcast that the compiler worked out is not sent to it, and graphs name its arrays; sums are as in one process."""
+    study = compiled("fedsgd", {"steps": 2, "centre": False}, epsilon=8.0, cohort_difference="allowed", min_cohort=2)
+    task = AgreedStudy(study).task("gradient")
+    sent, said = list[Any](), list[bytes]()
+
+    def watch(request: Inquiry[Any], honest: Answer) -> Message | None:
+        found = honest(request)
+        if isinstance(request, table.TakeBroadcast):
+            sent.append(request.broadcast)
+        if isinstance(found, GraphSaid):
+            said.append(found.graph)
+        return found
+
+    studies = compiling(watch)
+    agreed = studies.agreed(study.to_bytes())
+    own = next(iter(shifted_sites(40).values()))
+
+    def run(arrays: Mapping[str, Any], studies: WorkerStudies = studies) -> Any:
+        studies.rehearse(agreed.task("gradient"), arrays)
+        return total_of(studies, study, arrays, own)
+
+    first = b"".join(studies.follow(agreed, b"").broadcast("gradient"))
+    arrays = decode_broadcast(first, task.single)
+    np.testing.assert_array_equal(run(arrays), total_of(None, study, arrays, own))
+    assert sent == [None]
+    assert b'"model.head.weight"' in said[-1]
+    assert arrays["model.head.weight"].tobytes() not in said[-1]
+    other = decode_broadcast(
+        encode_broadcast({name: array[::-1] + 1.0 for name, array in arrays.items()}, task.single), task.single
+    )
+    np.testing.assert_array_equal(run(other), total_of(None, study, other, own))
+    assert [data is None for data in sent] == [True, False]
+    np.testing.assert_array_equal(run(decode_broadcast(first, task.single)), total_of(None, study, arrays, own))
+    assert [data is None for data in sent] == [True, False, True]
 
 
 # -- a compiler that ends ---------------------------------------------------------------------------------------------------

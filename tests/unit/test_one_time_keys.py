@@ -17,11 +17,12 @@ from support.one_time import Members, make_members, play, seal_decrypts, some_ve
 from support.randomness import RARE, RARE_DEVIATIONS, SeededRandom
 from support.securesum import uniform_p_value
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.results.whole_sums import coefficients_from_bytes, share_from_bytes
 from veilsum_privacy.securesum import short_keys
 from veilsum_privacy.securesum.contributions import Contribution
 from veilsum_privacy.securesum.integer_products import IntegerProducts
-from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
-from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes, encrypt_words
+from veilsum_privacy.securesum.key_shares import share_to_bytes
+from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes, encrypt_words
 from veilsum_privacy.securesum.opening import _rounded, open_keys, open_words
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
 from veilsum_privacy.securesum.products import BATCH, KeyProducts, common_polynomials

@@ -303,6 +303,75 @@ def test_a_public_array_is_frozen_where_it_is_traced() -> None:
                 array[...] = 0.0
 
 
+def lasting(array: NDArray[Any]) -> NDArray[Any]:
+    """An array as a broadcast's are: nobody can write to it."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
+def test_a_graph_names_arrays_that_its_reader_knows_and_is_the_same() -> None:
+    """Each once; what lies in other memory crosses by its values, also where they are equal."""
+    rng = np.random.default_rng(4)
+    matrix, offset = lasting(rng.normal(size=(40, WIDTH))), rng.normal(size=40)
+    x = s.where(s.finite(record_of(WIDTH, labelled=False).features), 1.0, 0.0)
+    graph = traced(s.joined(s.affine(x, matrix, offset), s.affine(x + 1.0, matrix, offset)))
+    known = {"matrix": matrix, "offset": offset, "unused": lasting(np.ones(3))}
+    said = graph.to_bytes(known)
+    assert said.count(b'"matrix"') == 1
+    assert b'"offset"' not in said
+    assert len(graph.to_bytes()) - len(said) == matrix.nbytes - len(',"matrix"')
+    assert RowGraph.from_bytes(said, known).to_bytes() == graph.to_bytes()
+    found = rows_of(RowGraph.from_bytes(said, {**known, "matrix": lasting(-matrix)}), hostile(rng, 5))
+    once = matrix.sum(axis=1)
+    np.testing.assert_allclose(found, [np.r_[-once + offset, 2.0 * once + offset]] * 5)
+    for row in (matrix.T, matrix[1:], matrix[:, ::2]):  # of the same memory, and of other values
+        other = traced(s.affine(x[: row.shape[1]] if row.shape[1] <= WIDTH else s.joined(*[x] * 8), row, np.zeros(len(row))))
+        assert other.to_bytes(known) == other.to_bytes()
+    matrix = rng.normal(size=matrix.shape)  # which somebody can write to
+    graph = traced(s.affine(x, matrix, offset))
+    assert graph.to_bytes({"matrix": matrix}) == graph.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("array", "changed"),
+    [
+        (np.ones((4, WIDTH)), '"other"'),
+        (np.ones((4, WIDTH)), '["matrix"]'),
+        (np.ones((4, WIDTH)), "7"),
+        (np.ones((4, WIDTH)), "null"),
+        (np.ones((4, WIDTH)), '"matrix",0'),
+        (np.ones((4, WIDTH)), '{"matrix":1}'),
+        (np.ones((4, WIDTH), np.int64), '"matrix"'),
+        (np.ones((4, WIDTH), np.float32), '"matrix"'),
+        (np.ones((4, WIDTH + 1)), '"matrix"'),
+        (np.ones(0), '"matrix"'),
+    ],
+)
+def test_what_names_no_array_of_its_kind_and_size_is_refused(array: NDArray[Any], changed: str) -> None:
+    matrix = lasting(np.ones((4, WIDTH)))
+    row = record_of(WIDTH, labelled=False).features
+    once = traced(s.affine(row, matrix, np.ones(4))).to_bytes({"matrix": matrix})
+    RowGraph.from_bytes(once, {"matrix": matrix})
+    head, _, rest = once.partition(b"\n")
+    size = int.from_bytes(rest[:8], "little")
+    told = rest[8 : 8 + size].replace(b'"matrix"', changed.encode())
+    data = head + b"\n" + len(told).to_bytes(8, "little") + told + rest[8 + size :]
+    with pytest.raises(HostileInput):
+        RowGraph.from_bytes(data, {"matrix": lasting(array)})
+    with pytest.raises(HostileInput):
+        RowGraph.from_bytes(once)
+
+
+def test_an_array_is_named_once() -> None:
+    """A graph is no larger than its bytes and the arrays that are known, however often one of them is named."""
+    row = record_of(WIDTH, labelled=False).features
+    one, two = (lasting(np.full((4, WIDTH), value)) for value in (1.0, 2.0))
+    said = traced(s.joined(s.affine(row, one, np.ones(4)), s.affine(row, two, np.ones(4)))).to_bytes({"1": one, "2": two})
+    RowGraph.from_bytes(said, {"1": one, "2": two})
+    assert said.count(b'"2"') == 1
+    with pytest.raises(HostileInput):
+        RowGraph.from_bytes(said.replace(b'"2"', b'"1"'), {"1": one, "2": two})
+
+
 @pytest.mark.parametrize("cut", [0, 5, 20, 60, -1])
 def test_bytes_that_are_no_graph_are_refused(cut: int) -> None:
     data = traced(record_of(WIDTH, labelled=False).features * np.arange(1.0, WIDTH + 1.0)).to_bytes()

@@ -7,9 +7,10 @@ from typing import Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.results.whole_sums import coefficients_from_bytes, share_from_bytes
 from veilsum_privacy.securesum.contributions import Contribution
-from veilsum_privacy.securesum.key_shares import payload_digest, share_digest, share_from_bytes
-from veilsum_privacy.securesum.one_time_keys import begin_coefficients_digest, coefficients_from_bytes
+from veilsum_privacy.securesum.key_shares import payload_digest, share_digest
+from veilsum_privacy.securesum.one_time_keys import begin_coefficients_digest
 from veilsum_privacy.securesum.opening import Total
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 

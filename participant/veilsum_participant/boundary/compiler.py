@@ -7,7 +7,7 @@ their noise in them, and noised sums. What it gives is held to the declaration a
 request                  answer                    what crosses
 =======================  ========================  ==========================================================================
 :class:`TakeStudy`       :class:`StudySaid`        out: a study's text; in: the terms of each task, or what is wrong with it
-:class:`TakeBroadcast`   :class:`CompilerDone`     out: arrays that later requests mean
+:class:`TakeBroadcast`   :class:`CompilerDone`     out: arrays that later requests mean, unless it showed them itself
 :class:`TryTask`         :class:`CompilerDone`     a task is tried on what nobody has
 :class:`AskGraph`        :class:`GraphSaid`        out: the site's place, kept vectors; in: a graph of primitives
 :class:`AskDerived`      :class:`VectorSaid`       out: a kept vector; in: what derives from it
@@ -66,7 +66,8 @@ class StudySaid(Message):
 
 
 class GraphSaid(Message):
-    """A graph's bytes (:meth:`veilsum_privacy.mechanism.rows.graph.RowGraph.from_bytes`)."""
+    """A graph's bytes (:meth:`veilsum_privacy.mechanism.rows.graph.RowGraph.from_bytes`); of :class:`AskGraph` it may name the
+    arrays that are meant."""
 
     graph: bytes = octets(1, MOST)
 
@@ -133,10 +134,11 @@ class TakeStudy(Inquiry[StudySaid]):
 
 
 class TakeBroadcast(Inquiry[CompilerDone]):
-    """Mean these arrays from here on, as they are encoded for a broadcast."""
+    """Mean these arrays from here on, as they are encoded for a broadcast of a task; None for those that it showed last."""
 
     code, answer, most, most_answered, seconds = 2, CompilerDone, MOST, SMALL, TRACING
-    broadcast: bytes = octets(1, MAX_OBJECT_BYTES)
+    broadcast: bytes | None = optional_octets(1, MAX_OBJECT_BYTES)
+    label: str = text(2, LABEL)
 
 
 class TryTask(Inquiry[CompilerDone]):

@@ -92,17 +92,6 @@ class ObjectKind(IntEnum):
     RELEASE = 8
 
 
-class SharedMetric(IntEnum):
-    """A metric that a site may share, numbered as on the wire."""
-
-    EPSILON_SPENT = 1
-    EPSILON_BUDGET = 2
-    LEDGER_VERIFIED = 3
-    STEP_SECONDS = 4
-    CERTIFICATE_EXPIRY = 5
-    SOFTWARE = 6
-
-
 class Status(IntEnum):
     """How a call to a coordinator failed; gRPC's numbers."""
 

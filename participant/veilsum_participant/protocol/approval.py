@@ -195,12 +195,6 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Decl
     return None
 
 
-def waiting_digests(site: Site) -> list[bytes]:
-    """Digests of the studies that wait for somebody's word, oldest first."""
-    with site.database.reading() as connection:
-        return [row.digest for row in pending_studies(connection) if row.state is PendingState.WAITING]
-
-
 def end_waiting(connection: Connection, site: Site, row: PendingRow, why: str) -> None:
     """Forget a study that waited or was decided on; if nobody decided, ledger and log say that it ended without an answer.
 

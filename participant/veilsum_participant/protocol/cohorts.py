@@ -100,12 +100,6 @@ def remember(
         connection.execute(upsert(COHORTS).values(values).on_conflict_do_nothing())
 
 
-def is_unknown(connection: Connection, context: bytes) -> bool:
-    """Whether it is remembered that there was this sum, but not of whom."""
-    row = connection.execute(select(COHORTS.c.members).where(COHORTS.c.context == context)).first()
-    return row is not None and row.members is None
-
-
 def complete(connection: Connection, context: bytes, members: Cohort, weights: Weights | None) -> None:
     """Fill in the members of a cohort that was not known, and what is known of their weights."""
     unknown = update(COHORTS).where(COHORTS.c.context == context, COHORTS.c.members.is_(None))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_participant.protocol.approval import (
@@ -29,7 +29,7 @@ from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.site import Site
 from veilsum_participant.store.pending import PendingRow, PendingState, change_pending, find_pending, pending_studies
-from veilsum_participant.store.studies import StudyState, open_studies, studies_of
+from veilsum_participant.store.studies import STUDIES, StudyState, open_studies
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.statements import declared_mechanisms
@@ -216,7 +216,8 @@ def _such_studies(connection: Connection, site: Site, population: str, others: C
 
 def _earlier(connection: Connection, study: Study, key: bytes, analyst: str) -> Study | None:
     """The newest study that the analyst had on the dataset before."""
-    known = (parse_study(data) for digest, data in studies_of(connection, analyst) if digest != key)
+    others = select(STUDIES.c.study).where(STUDIES.c.analyst == analyst, STUDIES.c.digest != key)
+    known = (parse_study(bytes(data)) for data in connection.scalars(others))
     return max((item for item in known if item.dataset == study.dataset), key=lambda item: item.created, default=None)
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from sqlalchemy import select, update
+
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import issued, moment
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.protocol.cohorts import Cohort, complete, is_unknown
+from veilsum_participant.protocol.cohorts import Cohort, complete
 from veilsum_participant.protocol.recovery import known_weights, settle_one, tell
 from veilsum_participant.site import LOG, Site
-from veilsum_privacy.backup.restored import lift_mark, read_mark, trust_mirror
+from veilsum_participant.store.populations import COHORTS
+from veilsum_privacy.backup.restored import RESTORED, lift_mark, read_mark
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, verify_ledger
 from veilsum_privacy.ledger.receipts import Receipt, verify_receipt
 from veilsum_privacy.ledger.walking import KeptReceipt
@@ -82,7 +85,7 @@ def trust_coordinator(site: Site, reason: str, operator: str) -> list[int]:
                     adaptive=budget.adaptive,
                 )
                 entries.append(number)
-        trust_mirror(connection)
+        connection.execute(update(RESTORED).values(trusted=True))
     return entries
 
 
@@ -103,7 +106,8 @@ def recover_receipts(
         outcomes = [settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own]
         for kept in own:
             receipt = kept.parsed
-            if beside is not None and is_unknown(connection, receipt.context):
+            unknown = select(COHORTS.c.context).where(COHORTS.c.context == receipt.context, COHORTS.c.members.is_(None))
+            if beside is not None and connection.execute(unknown).first() is not None:  # of whom that sum was
                 members = _cohort(receipt, beside(kept.entry), site)
                 if members is not None:
                     weights = known_weights(connection, site, receipt.study, members)

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.protocol.approval import waiting_digests
 from veilsum_participant.site import LOG, Site
+from veilsum_participant.store.pending import PendingState, pending_studies
 
 PAUSE_SECONDS = 60.0
 LIMIT_SECONDS = 60.0
@@ -80,7 +80,8 @@ class WaitingHook:
             return
         if self._last is not None and self._site.steady() - self._last < PAUSE_SECONDS:
             return
-        waiting = waiting_digests(self._site)
+        with self._site.database.reading() as connection:
+            waiting = [row.digest for row in pending_studies(connection) if row.state is PendingState.WAITING]
         new = [digest for digest in waiting if digest not in self._told]
         self._told = set(waiting)  # one that ended and comes again is told again
         if new:

@@ -98,12 +98,6 @@ def signed_studies(connection: Connection) -> list[tuple[bytes, bytes]]:
     return [(bytes(digest), bytes(study)) for digest, study in connection.execute(_SIGNED_STUDIES)]
 
 
-def studies_of(connection: Connection, analyst: str) -> list[tuple[bytes, bytes]]:
-    """Digest and signed bytes of all studies of an analyst that the site was ever enrolled in."""
-    found = connection.execute(select(STUDIES.c.digest, STUDIES.c.study).where(STUDIES.c.analyst == analyst))
-    return [(bytes(digest), bytes(study)) for digest, study in found]
-
-
 def change_study(connection: Connection, digest: bytes, **values: Any) -> None:
     """Update the study's row."""
     connection.execute(_CHANGE_STUDY, {"of_digest": digest, **values})

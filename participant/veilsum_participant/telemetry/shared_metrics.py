@@ -10,11 +10,12 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.refresh import Refreshed
-from veilsum_participant.boundary.front import Sample, SharedMetric, Status
+from veilsum_participant.boundary.front import Sample, Status
 from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.settings.config import ShareGroup
 from veilsum_participant.site import Site, SiteStep
@@ -35,6 +36,17 @@ class SiteFigures:
     ledger: LedgerFigures
     enrolled: int
     waiting: int
+
+
+class SharedMetric(IntEnum):
+    """A metric that a site may share, numbered as on the wire."""
+
+    EPSILON_SPENT = 1
+    EPSILON_BUDGET = 2
+    LEDGER_VERIFIED = 3
+    STEP_SECONDS = 4
+    CERTIFICATE_EXPIRY = 5
+    SOFTWARE = 6
 
 
 LOG = logging.getLogger("veilsum.participant")

@@ -56,6 +56,7 @@ from veilsum_privacy.study.study import TaskDeclaration
 LOG = logging.getLogger("veilsum.participant")
 
 _R = TypeVar("_R", bound=Message)
+_NONE: Mapping[str, Floats] = {}
 
 
 class Compiling(Kept):
@@ -72,6 +73,7 @@ class Compiling(Kept):
         self._said: tuple[TaskSaid, ...] | None = None
         self._meant: Mapping[str, Floats] | None = None
         self._state: bytes | None = None  # of the model that the compiler goes on with
+        self._last = b""  # broadcast that it showed
         self._shown: dict[str, FollowedSaid] = {}
 
     def said(self, index: int) -> TaskSaid:
@@ -88,21 +90,23 @@ class Compiling(Kept):
                 raise HostileInput("The study's tasks cannot be traced.")
             return self._said[index]
 
-    def ask(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None = None) -> _R:
-        """Ask about the study, and about these arrays.
+    def ask(
+        self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None = None, task: "CompiledTask | None" = None
+    ) -> _R:
+        """Ask about the study, and about these arrays, which the task is broadcast.
 
         Raises:
             HostileInput, Misuse: it refuses, by what it is given; or it cannot do it.
             Unavailable: no compiler can be started.
         """
         with self.lock:
-            return self._twice(lambda: self._asked(request, broadcast))
+            return self._twice(lambda: self._asked(request, broadcast, task))
 
-    def once(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None = None) -> _R:
+    def once(self, request: Inquiry[_R]) -> _R:
         """:meth:`ask` of a compiler that went on from what it was asked before: one that ends does not begin anew."""
         with self.lock:
             try:
-                return self._asked(request, broadcast)
+                return self._told(request)
             except BrokenError as error:
                 self.end()
                 raise Misuse("What traces the study's tasks ended.") from error
@@ -134,7 +138,7 @@ class Compiling(Kept):
     def _begin(self) -> None:
         if self.begin() is None:
             return
-        self._meant = self._state = None
+        self._meant, self._state, self._last = None, None, b""
         tasks = self._told(TakeStudy(self._study)).tasks
         if self._said is not None and tasks != self._said:
             raise BrokenError("A study's tasks are not what they were said to be.")
@@ -147,13 +151,14 @@ class Compiling(Kept):
             return self._shown[move.label]
         self._state = None  # if it fails, nobody knows how far it came
         said = self._told(move)
-        self._state = state if move.move == LOOK else said.state
+        self._state, self._last = state if move.move == LOOK else said.state, said.broadcast or self._last
         self._shown = {**self._shown, move.label: said} if move.move == LOOK else {}
         return said
 
-    def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None) -> _R:
-        if broadcast is not None and not _same(broadcast, self._meant):
-            self._told(TakeBroadcast(encode_broadcast(broadcast)))
+    def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None, task: "CompiledTask | None") -> _R:
+        if broadcast is not None and task is not None and not _same(broadcast, self._meant):
+            data = encode_broadcast(broadcast, task.single)
+            self._told(TakeBroadcast(None if data == self._last else data, task.label))
             self._meant = broadcast
         return self._told(request)
 
@@ -231,7 +236,7 @@ class CompiledTask(DeclaredTask):
     def rehearse(self, arrays: Mapping[str, Floats] | None) -> None:
         """As :meth:`veilsum_participant.studies.Studies.rehearse`."""
         with told_as(HostileInput, Misuse, what=f"Task {self.label!r}"):
-            self._compiler.ask(TryTask(self.label, int(arrays is None)), arrays)
+            self._compiler.ask(TryTask(self.label, int(arrays is None)), arrays, self)
 
     def row_graph(self, broadcast: Mapping[str, Floats], given: Given) -> RowGraph:
         products = self.terms.products
@@ -245,7 +250,7 @@ class CompiledTask(DeclaredTask):
         return self._graph(broadcast, given, None, mapped=True)
 
     def derived(self, broadcast: Mapping[str, Floats], kept: Mapping[str, Integers]) -> Floats:
-        return _vector(self._compiler.ask(AskDerived(self.label, self._kept(kept)), broadcast).vector)
+        return _vector(self._compiler.ask(AskDerived(self.label, self._kept(kept)), broadcast, self).vector)
 
     def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: StepNoise) -> Training:
         compiler = self._compiler
@@ -253,7 +258,7 @@ class CompiledTask(DeclaredTask):
             begun = BeginTraining(
                 self.label, encode_broadcast(state), course.number, course.rate, course.clip, course.grid, course.share_std
             )
-            said = compiler.ask(begun, broadcast)
+            said = compiler.ask(begun, broadcast, self)
             while not said.over:
                 total = yield self._request(said)
                 said = compiler.once(AnswerTraining(np.ascontiguousarray(total, dtype=np.float64).tobytes()))
@@ -264,7 +269,7 @@ class CompiledTask(DeclaredTask):
     ) -> Trained:
         if len(records):
             raise Misuse("No record is trained on where tasks are traced.")
-        return _trained(self._compiler.ask(TrainOnNone(self.label, encode_broadcast(state)), broadcast))
+        return _trained(self._compiler.ask(TrainOnNone(self.label, encode_broadcast(state)), broadcast, self))
 
     @property
     def _compiler(self) -> Compiling:
@@ -278,13 +283,13 @@ class CompiledTask(DeclaredTask):
 
     def _graph(self, broadcast: Mapping[str, Floats], given: Given, size: int | None, *, mapped: bool) -> RowGraph:
         asked = AskGraph(self.label, int(mapped), given.index, int(given.encode is not None), self._kept(given.kept))
-        graph = self._checked(self._compiler.ask(asked, broadcast).graph, size, self.width(given))
+        graph = self._checked(self._compiler.ask(asked, broadcast, self).graph, size, self.width(given), broadcast)
         if given.encode is None and ENCODER in opaque_names(graph):
             raise HostileInput("A graph takes a program that the study does not name.")
         return graph
 
-    def _checked(self, data: bytes, size: int | None, width: int) -> RowGraph:
-        graph = RowGraph.from_bytes(data)
+    def _checked(self, data: bytes, size: int | None, width: int, known: Mapping[str, Floats] = _NONE) -> RowGraph:
+        graph = RowGraph.from_bytes(data, known)
         if size is None and (graph.root.spec.size % 2 != 1 or graph.root.spec.size < 3):
             raise HostileInput("A graph gives no features and what of them is present.")
         size = graph.root.spec.size if size is None else size

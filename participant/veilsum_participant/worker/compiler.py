@@ -61,6 +61,8 @@ class Compiler:
         self._study: AgreedStudy | None = None
         self._tried = Tried()
         self._broadcast: Mapping[str, Floats] = {}
+        self._shown = b""  # broadcast, last
+        self._evaluations: dict[str, Evaluations] = {}  # of tasks with the arrays that are meant
         self._training: Training | None = None
         self._model: FollowedModel | None = None
 
@@ -77,11 +79,13 @@ class Compiler:
         match request:
             case TakeStudy(study):
                 return self._take(study)
-            case TakeBroadcast(broadcast):
-                self._broadcast = decode_broadcast(broadcast)
+            case TakeBroadcast(broadcast, label):
+                data = self._shown if broadcast is None else broadcast
+                self._broadcast, self._evaluations = decode_broadcast(data, self._task(label).single), {}
                 return CompilerDone()
             case TryTask(label, made_up):
-                self._tried.rehearse(self._task(label), None if made_up else self._broadcast)
+                task = self._task(label)
+                self._tried.rehearse(task, None if made_up else self._broadcast, self._evaluations_of(task))
                 return CompilerDone()
             case AskGraph():
                 return self._graph(request)
@@ -101,7 +105,7 @@ class Compiler:
 
     def _take(self, data: bytes) -> StudySaid:
         self._study = study = AgreedStudy.parse(data)
-        self._broadcast, self._training, self._model = {}, None, None
+        self._broadcast, self._shown, self._evaluations, self._training, self._model = {}, b"", {}, None, None
         said = []
         for declaration in study.study.tasks:
             try:
@@ -120,8 +124,12 @@ class Compiler:
         task = self._task(request.label)
         given = Given(request.index, _vectors(request.kept), _program if request.encoded else None)
         if request.mapped:
-            return GraphSaid(task.mapped_graph(self._broadcast, given).to_bytes())
-        return GraphSaid(Evaluations(self._tried.graphs, task).graph(task, self._broadcast, given).to_bytes())
+            return GraphSaid(task.mapped_graph(self._broadcast, given).to_bytes(self._broadcast))
+        return GraphSaid(self._evaluations_of(task).graph(task, self._broadcast, given).to_bytes(self._broadcast))
+
+    def _evaluations_of(self, task: AgreedTask) -> Evaluations:
+        """What keeps the digests of arrays, for a task with those that are meant."""
+        return self._evaluations.setdefault(task.label, Evaluations(self._tried.graphs, task))
 
     def _follow(self, request: AskFollowed) -> FollowedSaid:
         if self._study is None:
@@ -140,7 +148,7 @@ class Compiler:
             model.take(request.label, np.frombuffer(request.data, np.int64), request.cohort)
         if request.move != LOOK:
             state = b"".join(model.to_pieces())
-        self._model = model
+        self._model, self._shown = model, shown or self._shown
         return FollowedSaid(state, model.label, model.taken, shown)
 
     def _train(self, request: BeginTraining | AnswerTraining) -> TrainingSaid:

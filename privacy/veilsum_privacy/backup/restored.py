@@ -49,11 +49,6 @@ def read_mark(connection: sa.Connection) -> Mark | None:
     return None if row is None else Mark(int(row.made), bytes(row.head), bool(row.trusted))
 
 
-def trust_mirror(connection: sa.Connection) -> None:
-    """Let the next reading of the coordinator's mirror lift the mark."""
-    connection.execute(sa.update(RESTORED).values(trusted=True))
-
-
 def lift_mark(connection: sa.Connection) -> None:
     """Take the mark away."""
     connection.execute(sa.delete(RESTORED))

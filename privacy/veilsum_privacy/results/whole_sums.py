@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
-from veilsum_aggregation.arrays import Integers
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity
 from veilsum_privacy.results.sum_evidence import Evidence, Held, answered
 from veilsum_privacy.securesum.check_words import verify_check_words
 from veilsum_privacy.securesum.contributions import Contribution
-from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
-from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
+from veilsum_privacy.securesum.key_shares import share_to_bytes
 from veilsum_privacy.securesum.opening import open_words, unmask_values
-from veilsum_privacy.securesum.packed import packed_blocks
+from veilsum_privacy.securesum.packed import packed_blocks, unpack_numbers
+from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 
@@ -37,6 +37,27 @@ def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contributio
         raise HostileInput(f"A contribution has {len(data)} bytes instead of {plan.payload_bytes}.")
     share = share_from_bytes(data[:cut], plan.ring, plan.cohort)
     return Contribution(share, coefficients_from_bytes(data[cut:], plan.words, plan.ring))
+
+
+def share_from_bytes(data: bytes | memoryview, ring: RingParameters, members: int) -> Words:
+    """The share of :func:`.key_shares.share_to_bytes`, (N + 1,).
+
+    Raises:
+        HostileInput: another length, or bits behind the last coefficient.
+    """
+    return unpack_numbers(data, ring.degree + 1, ring.share_bits(members), "key share")
+
+
+def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingParameters) -> Words:
+    """The (count,) coefficients of :func:`.one_time_keys.coefficients_to_bytes`.
+
+    Raises:
+        HostileInput: another length, or one is not below q.
+    """
+    found = unpack_numbers(data, count, ring.coefficient_bits, "polynomial")
+    if (found >= ring.prime).any():
+        raise HostileInput("A coefficient is not below the prime of the study's parameters.")
+    return found
 
 
 def verify_evidence(held: Held[Evidence], plan: OneTimePlan, coordinator: Identity) -> Integers:

@@ -170,7 +170,7 @@ def broadcast_pieces(arrays: Mapping[str, NDArray[Any]], singles: Collection[str
 
 
 def decode_broadcast(data: bytes, singles: Collection[str] = ()) -> dict[str, NDArray[np.float64]]:
-    """Parse a broadcast.
+    """Parse a broadcast; nobody can write to its arrays.
 
     Args:
         data: the bytes.
@@ -192,7 +192,12 @@ def decode_broadcast(data: bytes, singles: Collection[str] = ()) -> dict[str, ND
         raise HostileInput("A broadcast holds too many arrays.")
     if any(array.dtype != (np.float32 if name in singles else np.float64) for name, array in arrays.items()):
         raise HostileInput("A broadcast holds arrays of other types than the study states.")
-    found = {name: array.astype(np.float64, copy=False) for name, array in arrays.items()}
+    found = {name: _lasting(array.astype(np.float64, copy=False)) for name, array in arrays.items()}
     if not all(map(in_range, found.values())):
         raise HostileInput(f"A broadcast holds something other than numbers up to {LARGEST:g}.")
     return found
+
+
+def _lasting(array: NDArray[np.float64]) -> NDArray[np.float64]:
+    """An array whose memory is that of bytes."""
+    return np.frombuffer(array.tobytes()).reshape(array.shape)

@@ -16,7 +16,7 @@ import numpy as np
 from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.canonical import digest
 from veilsum_node.errors import Misuse
-from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
+from veilsum_privacy.securesum.packed import pack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
@@ -98,15 +98,6 @@ def mask_key(key: Integers, ring: RingParameters, cohort: int, masks: MemberMask
 def share_to_bytes(share: Words, ring: RingParameters, members: int) -> bytes:
     """A key share as it travels, w bits a coefficient; a sum of shares has the same form."""
     return pack_numbers(share, ring.share_bits(members))
-
-
-def share_from_bytes(data: bytes | memoryview, ring: RingParameters, members: int) -> Words:
-    """The share of :func:`share_to_bytes`, (N + 1,).
-
-    Raises:
-        HostileInput: another length, or bits behind the last coefficient.
-    """
-    return unpack_numbers(data, ring.degree + 1, ring.share_bits(members), "key share")
 
 
 def share_digest(data: bytes) -> bytes:

@@ -17,9 +17,9 @@ from fractions import Fraction
 import numpy as np
 
 from veilsum_aggregation.arrays import Integers, Words
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.securesum.packed import pack_numbers, packed_blocks, unpack_numbers
+from veilsum_privacy.securesum.packed import pack_numbers, packed_blocks
 from veilsum_privacy.securesum.products import KeyProducts, common_products
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
 from veilsum_privacy.securesum.rounding import gaussian_rounding
@@ -67,18 +67,6 @@ def _plus_rounded(product: Words, words: Words, ring: RingParameters, source: Ra
 def coefficients_to_bytes(coefficients: Words, ring: RingParameters) -> bytes:
     """Coefficients below q as they travel."""
     return pack_numbers(coefficients, ring.coefficient_bits)
-
-
-def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingParameters) -> Words:
-    """The (count,) coefficients of :func:`coefficients_to_bytes`.
-
-    Raises:
-        HostileInput: another length, or one is not below q.
-    """
-    found = unpack_numbers(data, count, ring.coefficient_bits, "polynomial")
-    if (found >= ring.prime).any():
-        raise HostileInput("A coefficient is not below the prime of the study's parameters.")
-    return found
 
 
 def coefficients_digest(coefficients: Words, ring: RingParameters) -> bytes:

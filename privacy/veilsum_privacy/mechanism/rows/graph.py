@@ -24,6 +24,7 @@ MOST_VALUES, MOST_MAPPED = 2**22, 2**26
 """The most values of one node, for one record; and of a node that an opaque map gives."""
 
 _NOTHING: Options = MappingProxyType({})
+_NONE: Mapping[str, NDArray[Any]] = MappingProxyType({})
 _MAGIC = b"veilsum.rows.1\n"
 _DTYPES: Mapping[Kind, str] = {"real": "<f8", "whole": "<i8", "truth": "|b1"}
 
@@ -66,13 +67,18 @@ def node(
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy of a public array, of one of the three kinds, that can never be written to: its memory is that of bytes.
+    """A public array, of one of the three kinds, that can never be written to: its memory is that of bytes. One whose memory
+    is that already is not copied.
 
     Raises:
         HostileInput: it is of another type.
     """
     kind = primitives.kind_of(np.asarray(array).dtype)
-    plain = np.asarray(array, dtype=_DTYPES[kind])
+    plain = owner = np.asarray(array, dtype=_DTYPES[kind])
+    while isinstance(owner, np.ndarray):
+        owner = owner.base  # type: ignore[assignment]
+    if isinstance(owner, bytes) and plain.flags.c_contiguous and plain.flags.aligned:
+        return plain.view()
     copied: NDArray[Any] = np.frombuffer(plain.tobytes(), dtype=plain.dtype).reshape(plain.shape)
     return copied
 
@@ -104,7 +110,10 @@ class RowGraph:
         places: dict[int, int] = {}
         for each in _in_order(root):
             inputs = tuple(places[id(given)] for given in each.inputs)
-            key = each.primitive, inputs, tuple(sorted(each.options.items())), tuple(map(_identity, each.arrays))
+            key: tuple[Any, ...] = each.primitive, inputs, tuple(sorted(each.options.items())), tuple(map(_form, each.arrays))
+            if each.arrays and key in known:  # only then it matters what is in them
+                known[*key, _contents(steps[known[key]].node)] = known[key]
+                key = *key, _contents(each)
             if key not in known:
                 known[key] = len(steps)
                 steps.append(Step(each, inputs))
@@ -123,49 +132,60 @@ class RowGraph:
         """SHA-256 of its bytes."""
         return hashlib.sha256(self.to_bytes()).digest()
 
-    def to_bytes(self) -> bytes:
-        """The graph as bytes that :meth:`from_bytes` reads: a header in JSON, then its arrays one after another."""
-        told, arrays = [], list[bytes]()
+    def to_bytes(self, known: Mapping[str, NDArray[Any]] = _NONE) -> bytes:
+        """The graph as bytes that :meth:`from_bytes` reads: a header in JSON, then its arrays one after another, but for those
+        that lie in the memory of an array that the reader knows by a name: of these the name, once."""
+        told, arrays, names = [], list[bytes](), {_memory(array): name for name, array in known.items()}
         for step in self.steps:
             each = step.node
             about: dict[str, Any] = {"is": each.primitive, "of": step.inputs}
             if each.options:
                 about["with"] = dict(each.options)
             if each.arrays:
-                about["arrays"] = [[primitives.kind_of(array.dtype), array.shape] for array in each.arrays]
-                arrays += [array.tobytes() for array in each.arrays]
+                named = [(array, names.pop(_memory(array), None)) for array in each.arrays]
+                about["arrays"] = [
+                    [primitives.kind_of(array.dtype), array.shape, *([] if name is None else [name])] for array, name in named
+                ]
+                arrays += [array.tobytes() for array, name in named if name is None]
             told.append(about)
         header = json.dumps(told, separators=(",", ":"), sort_keys=True).encode()
         return b"".join([_MAGIC, struct.pack("<Q", len(header)), header, *arrays])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "RowGraph":
+    def from_bytes(cls, data: bytes, known: Mapping[str, NDArray[Any]] = _NONE) -> "RowGraph":
         """Read a graph; each node is made anew, so that all that a trace checks is checked again.
+
+        Args:
+            known: arrays that it may name, each once, so that it stays as large as its bytes and these.
 
         Raises:
             HostileInput: these bytes do not hold a graph.
         """
         try:
-            return cls(_read(data))
+            return cls(_read(memoryview(data), dict(known)))
         except HostileInput:
             raise
         except (ValueError, TypeError, KeyError, IndexError, struct.error, RecursionError) as error:
             raise HostileInput("The value given is not a graph.") from error
 
 
-def _read(data: bytes) -> Node:
+def _read(data: memoryview, known: dict[str, NDArray[Any]]) -> Node:
     start = len(_MAGIC) + 8
     if data[: len(_MAGIC)] != _MAGIC:
         raise HostileInput("The value given is not a graph.")
     place = start + struct.unpack("<Q", data[len(_MAGIC) : start])[0]
-    told = json.loads(data[start:place])
+    told = json.loads(bytes(data[start:place]))
     if not told or len(told) > MOST_NODES:
         raise HostileInput(f"A graph has 1 to {MOST_NODES} steps.")
     nodes: list[Node] = []
     for about in told:
         arrays = []
-        for kind, lengths in about.get("arrays", ()):
+        for kind, lengths, *names in about.get("arrays", ()):
             shape = tuple(int(length) for length in lengths)
+            if names:
+                (name,) = names
+                arrays.append(known.pop(name).astype(_DTYPES[kind], casting="no", copy=False).reshape(shape))
+                continue
             size = math.prod(shape) * np.dtype(_DTYPES[kind]).itemsize
             if min(shape, default=0) < 0 or place + size > len(data):
                 raise HostileInput("A graph's array is cut off.")
@@ -197,5 +217,14 @@ def _in_order(root: Node) -> Iterator[Node]:
             stack.extend((given, False) for given in reversed(each.inputs) if id(given) not in done)
 
 
-def _identity(array: NDArray[Any]) -> tuple[object, ...]:
-    return array.shape, array.dtype.str, hashlib.sha256(np.ascontiguousarray(array).data).digest()
+def _form(array: NDArray[Any]) -> tuple[object, ...]:
+    return array.shape, array.dtype.str
+
+
+def _contents(each: Node) -> tuple[bytes, ...]:
+    return tuple(hashlib.sha256(np.ascontiguousarray(array).data).digest() for array in each.arrays)
+
+
+def _memory(array: NDArray[Any]) -> tuple[object, ...]:
+    """Where the bytes of an array lie, and what they are, whatever its shape; arrays of one memory hold the same."""
+    return array.ctypes.data if array.flags.c_contiguous else id(array), array.dtype.str, array.size
