@@ -82,7 +82,8 @@ def look_at(state: Path, folder: Path | None = None) -> Storage:
     size = sum(map(_size, files))
     if folder is not None:
         size += sum(_size(Path(root, name)) for root, _, names in os.walk(folder) for name in names)
-    return Storage(os.access(place, os.W_OK) * found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, size, last_backup(state))
+    free = os.access(place, os.W_OK) * found.f_bavail * found.f_frsize
+    return Storage(free, found.f_blocks * found.f_frsize, size, last_backup(state))
 
 
 def _size(path: Path) -> int:
