@@ -32,6 +32,28 @@ _FORMS = {
 """What a pattern asks for, in words: an operator reads no regular expressions."""
 
 
+_OURS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a text",
+    "a valid boolean": "true or false",
+}
+
+
+def plain_words(message: str) -> str:
+    """What pydantic, and typer with it, says of a value, in the words of this product."""
+    message = message.removeprefix("Value error, ")
+    begin, theirs, said = message.partition("Input should be ")
+    if begin or not theirs:
+        return message
+    said = said.partition(", unable")[0].partition(", got")[0]
+    for word, ours in _OURS.items():
+        said = said.replace(word, ours)
+    return f"Must be {said}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that resembles ``name`` most, or that alone begins with it; None when none comes near."""
     by_lower = {item.lower(): item for item in known}
@@ -162,7 +184,7 @@ def explain(
             wrong = "is missing" if item["type"] == "union_tag_not_found" else "is none of those that there are"
             key, told = f"{key}.{tag}", f"{wrong}. Known: {tags.replace(chr(39), '')}."
         else:
-            message = item["msg"].removeprefix("Value error, ")
+            message = plain_words(item["msg"])
             told = (message[:1].lower() if key else message[:1]) + message[1:] + ("" if message.endswith((".", "?")) else ".")
         said.setdefault(key, []).append(told)
     texts = {key: " Or ".join(dict.fromkeys(told)) for key, told in said.items()}  # what each type of a union would want

@@ -25,7 +25,7 @@ class DatabaseDamagedError(Damage):
     """The database cannot be made sense of; nothing is written to it any more."""
 
 
-_LOST = ("The connection to the database was lost", "Check that the server runs and can be reached, then try again.")
+_LOST = ("There is no connection to the database", "Check that its server runs, its address, name, user and password.")
 _AGAIN = "Try again; nothing was written."
 _BUSY = ("The database server has no free connection", "Try again later, or raise its limit of connections.")
 _FULL = ("The database is out of space", "Free space on the disk, then try again; nothing was written.")

@@ -25,7 +25,7 @@ class Storage:
     """A state on its file system.
 
     Attributes:
-        free: bytes that this user may still write there.
+        free: bytes that this user may still write there; 0 also where the folder is read-only or somebody else's.
         disk: bytes of the whole file system.
         state: bytes of the state, with the log of its database and what else lies in its folder if it is one.
         backed_up: Unix seconds of the last backup; None where none is known.
@@ -75,14 +75,15 @@ def look_at(state: Path, folder: Path | None = None) -> Storage:
     try:
         found = os.statvfs(place)
     except FileNotFoundError as error:
-        raise ConfigurationError(f"The folder {place} does not exist.", "It is made when the party starts.") from error
+        raise ConfigurationError(f"The folder {place} does not exist.", "Make it, or mount what shall lie there.") from error
     except OSError as error:
         raise Damage(f"{place} cannot be looked at ({error.strerror}).", "Check the disk.") from error
     files = [state, *(state.with_name(state.name + suffix) for suffix in ("-wal", "-shm"))]
     size = sum(map(_size, files))
     if folder is not None:
         size += sum(_size(Path(root, name)) for root, _, names in os.walk(folder) for name in names)
-    return Storage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, size, last_backup(state))
+    free = os.access(place, os.W_OK) * found.f_bavail * found.f_frsize
+    return Storage(free, found.f_blocks * found.f_frsize, size, last_backup(state))
 
 
 def _size(path: Path) -> int:

@@ -190,9 +190,12 @@ def test_refusals_are_split_by_existing_codes() -> None:
         RefusalCode.STUDY_REPLAYED,
         RefusalCode.ROSTER,
         RefusalCode.KEYS,
+        RefusalCode.BROADCAST,
         RefusalCode.RECEIPT,
         RefusalCode.CHECK,
         RefusalCode.LOST,
         RefusalCode.LEDGER,
         RefusalCode.INTERNAL,
     }
+    rows = re.findall(r"^\| (`.*?) \| warning \|", (RUNBOOKS / "refusals.md").read_text(), flags=re.MULTILINE)
+    assert set(grave.split("|")) == {code for row in rows for code in re.findall("`(.*?)`", row)}

@@ -294,7 +294,7 @@ def test_without_noise_the_finest_grid_is_taken() -> None:
         ('epsilon = 0.0001\naccounting = "rdp"', "No noise reaches"),
         ("epsilon = 1.0\nslack = 0.2", "privacy.slack"),
         ('epsilon = 1.0\n[encoder]\nreslt = "pca"', r"encoder\.reslt: unknown key\. Did you mean 'result'"),
-        ('epsilon = 1.0\n[encoder]\nkind = "weights"', r"encoder\.kind: input should be 'program'"),
+        ('epsilon = 1.0\n[encoder]\nkind = "weights"', r"encoder\.kind: must be 'program'"),
         (
             'epsilon = 1.0\n[encoder]\nformat = "torchscript"\ninputs = [3]\nwidth = 2\nsha256 = "ab"',
             r"problem:\n  encoder\.sha256: [^\n]*$",

@@ -29,8 +29,8 @@ from veilsum_privacy.computation.terms import TaskTerms
 from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.mechanism.rows.graph import RowGraph, node
 from veilsum_privacy.mechanism.rows.symbols import record_of, traced
-from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy

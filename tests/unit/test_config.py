@@ -104,7 +104,7 @@ def test_true_and_false_are_no_numbers(value: bool) -> None:
                     model.model_validate({name: value})
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate({"data_dir": "/", "pets": [{"kind": "cat", "lives": value}]})
-    assert explain(caught.value, Settings) == ["pets[0].lives: input should be a valid integer."]
+    assert explain(caught.value, Settings) == ["pets[0].lives: must be a whole number."]
     for expected in ({"end": value}, {"end": {"died": value}}, {"age": [60, value]}, {"age": value}):
         with pytest.raises(ValidationError, match="true or false"):
             StudyRequest.model_validate({"name": "s", "method": "statistics", "dataset": "d", "expected": expected})
@@ -168,15 +168,15 @@ path = "records.csv"
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ('min_cohort = "3"', "policy.min_cohort: input should be a valid integer"),
-        ("min_cohort = 3.0", "policy.min_cohort: input should be a valid integer"),
-        ("min_cohort = true", "policy.min_cohort: input should be a valid integer"),
-        ("min_cohort = 1", "policy.min_cohort: input should be greater than or equal to 2"),
-        ('max_epsilon = "1"', "policy.max_epsilon: input should be a valid number"),
+        ('min_cohort = "3"', "policy.min_cohort: must be a whole number"),
+        ("min_cohort = 3.0", "policy.min_cohort: must be a whole number"),
+        ("min_cohort = true", "policy.min_cohort: must be a whole number"),
+        ("min_cohort = 1", "policy.min_cohort: must be at least 2"),
+        ('max_epsilon = "1"', "policy.max_epsilon: must be a number"),
         ("max_epsilon = nan", "policy.max_epsilon: "),
-        ("max_attempts = 0", "policy.max_attempts: input should be greater than or equal to 1"),
-        ('approval = "hand"', "policy.approval: input should be 'policy' or 'manual'"),
-        ('units = ["person"]', "policy.units[0]: input should be 'record', 'subject' or 'site'"),
+        ("max_attempts = 0", "policy.max_attempts: must be at least 1"),
+        ('approval = "hand"', "policy.approval: must be 'policy' or 'manual'"),
+        ('units = ["person"]', "policy.units[0]: must be 'record', 'subject' or 'site'"),
         ('cohort_difference = "strict"', "policy.cohort_difference: must be a list, in [brackets]"),
         (
             "share_metrics = true",
@@ -185,7 +185,7 @@ path = "records.csv"
         ("share_metrics = 0", "policy.share_metrics: must be a list, in [brackets]"),
         (
             'share_metrics = ["losses"]',
-            "policy.share_metrics[0]: input should be 'software', 'budget', 'ledger', 'timings' or",
+            "policy.share_metrics[0]: must be 'software', 'budget', 'ledger', 'timings' or",
         ),
         ("max_epsilom = 1.0", "policy.max_epsilom: unknown key. Did you mean 'max_epsilon'?"),
         ('aproval = "manual"', "policy.aproval: unknown key. Did you mean 'approval'?"),
@@ -329,7 +329,7 @@ class Kennel(Frozen):
             {"guess": {"age": True}},
             "guess.age: must be a number, not true or false. Or must be a list, in [brackets]. Or must be a table",
         ),
-        ({"guess": {"age": {"high": "x"}}}, "guess.age.high: input should be a valid number, unable to parse"),
+        ({"guess": {"age": {"high": "x"}}}, "guess.age.high: must be a number"),
         ({"owner": {"trick": ["sit"]}}, "owner.trick: unknown key. Did you mean 'tricks'?"),
     ],
 )
@@ -344,3 +344,12 @@ def test_no_class_of_the_code_is_named(value: dict[str, object], said: str) -> N
 def test_a_question_ends_a_sentence() -> None:
     with pytest.raises(ConfigurationError, match=r"called 'meen'\. Did you mean 'mean'\?$"):
         validate({"query": [{"kind": "meen", "over": ["age"]}]}, METHODS["statistics"].Parameters, source="parameters")
+
+
+def test_a_command_says_values_in_the_products_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    from veilsum_deploy.cli import app
+
+    for words, told in (("--days many", "Must be a whole number"), ("--role nosuch", "'--role': 'nosuch' is not one of")):
+        with pytest.raises(SystemExit):
+            app(["federation", "sign", "x", "--name", "a", *words.split()])
+        assert told in " ".join(capsys.readouterr().err.split())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, make_url, text
 
 from support import postgres
 from support.backends import BACKENDS, new_place
@@ -181,10 +181,20 @@ def server(tmp_path: Path) -> Database:
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     for opening in (open_database, open_readonly):
-        with pytest.raises(Unavailable, match="connection to the database was lost") as caught:
+        with pytest.raises(Unavailable, match="There is no connection to the database") as caught:
             opening(f"postgresql://someone:secret@/name?host={tmp_path}")
         assert "secret" not in str(caught.value) + str(caught.value.__cause__)
         assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_refuses_the_connection_has_lost_none(tmp_path: Path) -> None:
+    """A database, or a user, that it does not know: what is told is to look at the name, and no password is shown."""
+    url = make_url(new_place("postgres", tmp_path))
+    for wrong in (url.set(database="nothere"), url.set(username="nobody", password="secret")):
+        with pytest.raises(Unavailable, match=r"There is no connection .*(nothere|nobody)") as caught:
+            open_database(wrong.render_as_string(hide_password=False))
+        assert "name, user and password" in caught.value.advice
+        assert "secret" not in str(caught.value)
 
 
 def test_a_connection_that_is_lost_takes_nothing_with_it(server: Database) -> None:
@@ -201,7 +211,7 @@ def test_a_connection_that_is_lost_takes_nothing_with_it(server: Database) -> No
                 connection.execute(text(statement))
 
     for statement in ("INSERT INTO t VALUES (2)", ""):  # it shows in the next statement, or in the commit
-        with pytest.raises(Unavailable, match="connection to the database was lost"):
+        with pytest.raises(Unavailable, match="There is no connection to the database"):
             lose(statement)
     with server.transaction() as connection:
         assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
@@ -210,12 +220,12 @@ def test_a_connection_that_is_lost_takes_nothing_with_it(server: Database) -> No
 @pytest.mark.parametrize(
     ("code", "message", "passes"),
     [
-        ("08006", "was lost", True),
+        ("08006", "no connection to", True),
         ("25006", "is read-only", True),
         ("40001", "conflicted with another", True),
         ("53100", "is out of space", True),
         ("53300", "has no free connection", True),
-        ("57P01", "was lost", True),
+        ("57P01", "no connection to", True),
         ("XX001", "is damaged", False),
         ("23505", "refused a transaction", False),
     ],

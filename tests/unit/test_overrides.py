@@ -148,10 +148,10 @@ def test_a_wrong_value_is_named_by_its_variable_and_not_shown(tmp_path: Path) ->
         VEILSUM__LISTEN="hunter2",
     )
     assert "has 4 problems" in message
-    assert "VEILSUM__WAITS__GRACE (waits.grace): input should be a valid integer" in message
+    assert "VEILSUM__WAITS__GRACE (waits.grace): must be a whole number" in message
     assert "VEILSUM__LOG (log.formt): unknown key. Did you mean 'format'?" in message
     assert "VEILSUM__LISTEN (listen): " in message
-    assert "max_peer_streams: input should be greater than or equal to 4" in message
+    assert "max_peer_streams: must be at least 4" in message
     assert "hunter2" not in message
 
 

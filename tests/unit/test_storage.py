@@ -17,6 +17,7 @@ from veilsum_node.errors import ConfigurationError, StateError
 from veilsum_node.process.check import CheckOutcome, storage_checks
 from veilsum_node.storage import FULL, NEARLY_FULL, OLD_BACKUP, Storage, backup_record, last_backup, look_at, record_backup
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
+from veilsum_participant.checks import SiteCheck
 
 NOW = 1_800_000_000
 SIZES = st.one_of(st.integers(0, 1 << 42), st.sampled_from([FULL - 1, FULL, NEARLY_FULL - 1, NEARLY_FULL]))
@@ -28,6 +29,7 @@ def test_what_a_check_says_of_a_disk(free: int, state: int, backed_up: int | Non
     worst = CheckOutcome.FAILED if free < 64 * 1024**2 else CheckOutcome.WARNING
     assert disk.status is (CheckOutcome.OK if free >= 1024**3 and free >= state else worst)
     assert (disk.status is CheckOutcome.OK) is not bool(disk.advice)
+    assert ("not writable" in disk.detail) is (free == 0)
     fresh = backed_up is not None and NOW - backed_up <= 7 * 24 * 3600
     assert backup.status is (CheckOutcome.OK if fresh else CheckOutcome.WARNING)
     assert (backup.status is CheckOutcome.OK) is not bool(backup.advice)
@@ -55,6 +57,23 @@ def test_what_a_state_has(tmp_path: Path) -> None:
     record_backup(state, 17, "ab")
     assert look_at(state).backed_up == last_backup(state) == 17
     assert backup_record(state).stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_free_in_a_folder_that_this_user_may_not_write() -> None:
+    if (child := os.fork()) == 0:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        os._exit(look_at(Path("/state.db")).free != 0)  # the root's folder is the administrator's
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_participants_check_fails_where_its_start_would(tmp_path: Path) -> None:
+    """A volume that is not mounted: the folder of the state is not there."""
+    site = make_bed(tmp_path, make_data("ab")).sites["a"]
+    for folder, expected in ((site.config.state.parent, CheckOutcome.OK), (tmp_path / "nothing", CheckOutcome.FAILED)):
+        config = site.config.model_copy(update={"state": folder / "participant.db"})
+        (disk,) = [item for item in SiteCheck(config, site.clock).run(reach=False) if item.check == "disk"]
+        assert disk.status is expected
 
 
 def test_metrics_have_no_number_where_nothing_is_known() -> None:

@@ -45,8 +45,8 @@ def storage_checks(found: Storage, now: int, party: str, *, backups: bool = True
     """
     detail = f"{_mebibytes(found.free)} free of {_mebibytes(found.disk)}; the state has {_mebibytes(found.state)}"
     if found.free < FULL:
-        advice = "Make room before anything else: what cannot be written is not released, and open rounds are lost."
-        yield Check("disk", CheckOutcome.FAILED, f"full: {detail}", advice)
+        advice = "Make room, or the folder writable: what cannot be written is not released, and open rounds are lost."
+        yield Check("disk", CheckOutcome.FAILED, f"{'full' if found.free else 'full, or not writable here'}: {detail}", advice)
     elif found.free < max(NEARLY_FULL, found.state):
         yield Check(
             "disk", CheckOutcome.WARNING, f"nearly full: {detail}", "Make room: a backup needs the state's size again."

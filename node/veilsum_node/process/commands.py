@@ -67,6 +67,15 @@ def command_line(about: str, nouns: Mapping[str, Noun], shared: object = None) -
             self.commands = dict.fromkeys(nouns, self)  # whose nearest an unknown one's error names
             return super().resolve_command(ctx, args)
 
+        def invoke(self, ctx: Any) -> Any:
+            try:
+                return super().invoke(ctx)
+            except typer.BadParameter as error:
+                from veilsum_node.config import plain_words  # what --help does without
+
+                error.message = plain_words(error.message)
+                raise
+
         def format_help(self, ctx: Any, formatter: Any) -> None:
             self._overview = True
             super().format_help(ctx, formatter)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from veilsum_node.config import plain_words
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.identity import Role
 from veilsum_node.process.console import ConfigOption, print_line
@@ -98,7 +99,7 @@ def _settings(config: Path, settings: Path | None, listen: str | None) -> Consol
     try:
         return ConsoleSettings(**{**dict(found), "listen": listen})
     except ValidationError as error:
-        raise Misuse(f"--listen: {error.errors()[0]['msg'].removeprefix('Value error, ')}.") from error
+        raise Misuse(f"--listen: {plain_words(error.errors()[0]['msg'])}.") from error
 
 
 def _person(text: str) -> Person:

@@ -235,8 +235,7 @@ class SiteCheck:
         yield Check("clock", status, f"the coordinator's clock differs by {skew:+d} s", advice)
 
     def _storage(self) -> Iterator[Check]:
-        if self._config.state.parent.exists():  # else the check of the ledger says that it never started
-            yield from storage_checks(look_at(self._config.state), self._clock(), "participant")
+        yield from storage_checks(look_at(self._config.state), self._clock(), "participant")
 
     def _directory(self) -> Iterator[Check]:
         if self._config.policy.directory is None:
