@@ -111,7 +111,7 @@ class Fit(ABC):
         if float(np.linalg.norm(inside)) <= NEARLY * float(np.linalg.norm(weights)):
             return None
         terms = self.named(self.untold @ inside)
-        if terms and "," not in terms:
+        if terms in self.names:
             return NotEstimable(
                 f"no record has {terms}, or too few against the noise", "leave it out, or more records or epsilon"
             )

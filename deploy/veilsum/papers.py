@@ -164,10 +164,17 @@ class Names:
 
     Args:
         study: that the result is of, if it is at hand.
+        private: whether there is noise in its figures.
+
+    Attributes:
+        noise: what a note below a table says of it; empty where there is none.
     """
 
-    def __init__(self, study: Study | None) -> None:
+    def __init__(self, study: Study | None, *, private: bool = True) -> None:
         self.schema: DatasetSchema | None = None if study is None else study.data
+        self.noise = "Numbers have noise for the privacy of patients" if private else ""
+        if private and study is not None and study.privacy.epsilon:
+            self.noise += f" (differential privacy, {_cost(study.privacy.epsilon, study.privacy.delta)})"
         self.parameters: Mapping[str, Any] = {} if study is None else study.parameters
         columns = () if self.schema is None else self.schema.columns
         self._columns = {column.name: column for column in columns}
@@ -219,18 +226,18 @@ def paper_tables(
         nonnormal: numbers of which the median and quartiles are shown alone, where the study asked for them.
         private: whether there is noise in them.
     """
-    names, found = Names(study), dict[str, PaperTable]()
+    names, found = Names(study, private=private), dict[str, PaperTable]()
     ones = dict.fromkeys(name.partition(".")[0] for name in tables if _is_part(name, tables[name]))
     for one in ones:
         parts = {name: rows for name, rows in tables.items() if name.startswith(f"{one}.")}
-        found[one] = _table_one(one, parts, names, nonnormal, private=private)
+        found[one] = _table_one(one, parts, names, nonnormal)
     if SUBGROUPS in tables:
-        found[SUBGROUPS] = _subgroup_table(tables, names, private=private)
+        found[SUBGROUPS] = _subgroup_table(tables, names)
     for name, rows in tables.items():
         if any(row.get("figure") == "survival" for row in rows):
-            found[name] = _survival(rows, tables.get(f"{name} tests", ()), names, private=private)
+            found[name] = _survival(rows, tables.get(f"{name} tests", ()), names)
         if rows and "term" in rows[0] and any(key in rows[0] for key in (*RATIOS, "coefficient")):
-            found[name] = _regression(name, rows, names, private=private)
+            found[name] = _regression(name, rows, names)
     return found
 
 
@@ -241,9 +248,7 @@ def _is_part(name: str, rows: Sequence[Row]) -> bool:
 _OWN = {"column", "unit", "count", "mean", "standard_deviation", "quantile", "value", "share"}
 
 
-def _table_one(
-    one: str, parts: Mapping[str, Sequence[Row]], names: Names, nonnormal: Sequence[str], *, private: bool
-) -> PaperTable:
+def _table_one(one: str, parts: Mapping[str, Sequence[Row]], names: Names, nonnormal: Sequence[str]) -> PaperTable:
     """All parts of one table, in the order of the columns that it is over."""
     numbers, medians, counts = dict[str, list[Row]](), dict[str, list[Row]](), dict[str, list[Row]]()
     tests: dict[str, float | None] = {}
@@ -270,15 +275,20 @@ def _table_one(
     heads = [f"{_group_name(group, by, names)} (n = {size})" for group, size in zip(groups, sizes, strict=True)]
     title = f"Table 1. Characteristics{' by ' if by else ''}{', '.join(names.label(name) for name in by)}"
     return PaperTable(
-        title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), _notes(lines, private, counts=True)
+        title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), _notes(lines, names, counts=True)
     )
 
 
-def _notes(lines: Sequence[Line], private: bool, *, counts: bool = False) -> tuple[str, ...]:
+def _cost(epsilon: float, delta: float) -> str:
+    """``ε = 1, δ = 0.00001``."""
+    return f"ε = {epsilon:g}" + (f", δ = {f'{delta:.12f}'.rstrip('0') if delta >= 1e-10 else f'{delta:g}'}" if delta else "")
+
+
+def _notes(lines: Sequence[Line], names: Names, *, counts: bool = False) -> tuple[str, ...]:
     found = [DASH + DAGGER in cell for line in lines for cell in line.cells]
     rounded = "; counts are rounded, and not below 0" if counts else ""
     return (
-        *([f"Numbers have noise for the privacy of patients{rounded}."] if private else []),
+        *([f"{names.noise}{rounded}."] if names.noise else []),
         *([f"{DAGGER} Not estimable from the released sums."] if any(found) else []),
     )
 
@@ -431,7 +441,7 @@ def _plain(value: float, digits: int) -> str:
 # -- regressions --------------------------------------------------------------------------------------------------------------
 
 
-def _regression(name: str, rows: Sequence[Row], names: Names, *, private: bool) -> PaperTable:
+def _regression(name: str, rows: Sequence[Row], names: Names) -> PaperTable:
     """Coefficients with their intervals; a category's reference has a line of its own."""
     key = next(key for key in (*RATIOS, "coefficient") if key in rows[0])
     head = f"{RATIOS.get(key, 'Coefficient')} (95% CI)"
@@ -455,7 +465,7 @@ def _regression(name: str, rows: Sequence[Row], names: Names, *, private: bool) 
     outcome = re.sub("[\"']", "", names.replaced(str(names.parameters.get("outcome", name))))
     family = {"odds_ratio": "Logistic", "rate_ratio": "Poisson", "hazard_ratio": "Cox"}.get(key, "Linear")
     title = f"{family} regression of {outcome}" + ("" if name == "coefficients" else f" ({name})")
-    return PaperTable(title, ("Term", head, "P value"), tuple(lines), _notes(lines, private))
+    return PaperTable(title, ("Term", head, "P value"), tuple(lines), _notes(lines, names))
 
 
 def estimate_text(key: str, figure: Any) -> str:
@@ -567,7 +577,7 @@ def group_of(row: Row, names: Names) -> str:
     return ", ".join(told) or "All"
 
 
-def _survival(rows: Sequence[Row], tests: Sequence[Row], names: Names, *, private: bool) -> PaperTable:
+def _survival(rows: Sequence[Row], tests: Sequence[Row], names: Names) -> PaperTable:
     """A column for each group; medians and times in the column's unit, survival in percent."""
     groups = list(dict.fromkeys(group_of(row, names) for row in rows))
     cells: dict[str, dict[str, str]] = {}
@@ -588,12 +598,13 @@ def _survival(rows: Sequence[Row], tests: Sequence[Row], names: Names, *, privat
     ]
     by = [names.label(key) for key, text in rows[0].items() if key not in _OF_CURVES and isinstance(text, str)]
     title = f"Survival{' by ' if by else ''}{', '.join(by)}"
-    return PaperTable(title, ("", *groups), lines, (*notes, *_notes(lines, private)))
+    return PaperTable(title, ("", *groups), lines, (*notes, *_notes(lines, names)))
 
 
 def _interval(figure: Any, factor: float) -> str:
-    if not _told(figure):
-        return _untold(figure)
+    if not _told(figure):  # a quantile past the end of its curve is no failure
+        above = isinstance(figure, Mapping) and str(figure.get("not_estimable", "")).startswith("the curve stays above")
+        return "not reached" if above else _untold(figure)
     value = float(figure["value"]) * factor
     low, high = (None if figure[end] is None else float(figure[end]) * factor for end in ("low", "high"))
     rest = (
@@ -651,20 +662,28 @@ def _heterogeneity(rows: Sequence[Row]) -> float | None:
     return float(chi2.sf(distance, len(told) - 1))
 
 
-def _subgroup_table(tables: Mapping[str, Sequence[Row]], names: Names, *, private: bool) -> PaperTable:
+def _subgroup_table(tables: Mapping[str, Sequence[Row]], names: Names) -> PaperTable:
     lines = tuple(
         Line(line.name, (ratio_text(line.figure) if line.figure is not None else "", line.p), line.indent)
         for line in subgroups_of(tables, names)
     )
     rows = tables.get(f"{SUBGROUPS} ratios", ())
     told = f"{rows[0]['of']}, {rows[0]['compared']}" if rows else SUBGROUPS
-    notes = ("P values of subgroups are of their interaction (Woolf).", *_notes(lines, private))
+    notes = ("P values of subgroups are of their interaction (Woolf).", *_notes(lines, names))
     return PaperTable(names.replaced(told), ("Subgroup", "Odds ratio (95% CI)", "P value"), lines, notes)
 
 
 # -- Word ---------------------------------------------------------------------------------------------------------------------
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+
+_TEXT_WIDTH = 9638
+"""Between a page's margins, in twentieths of a point."""
+
+_FONT = "Times New Roman"
+
+_SIGN = 130
+"""The widest a column is for each sign of its longest cell, in the same unit."""
 
 _PARTS = {
     "[Content_Types].xml": '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
@@ -695,7 +714,8 @@ def documents_of(tables: Sequence[PaperTable]) -> bytes:
 
 def _paragraph(text: str, *, bold: bool = False, indent: int = 0, small: bool = False) -> str:
     kept = re.sub("[^\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", " ", text)  # XML 1.0 has no others
-    run = ("<w:b/>" if bold else "") + f'<w:sz w:val="{16 if small else 20}"/>'
+    run = f'<w:rFonts w:ascii="{_FONT}" w:hAnsi="{_FONT}" w:cs="{_FONT}"/>' + ("<w:b/>" if bold else "")
+    run += f'<w:sz w:val="{16 if small else 20}"/>'
     space = '<w:spacing w:before="20" w:after="20"/>' + (f'<w:ind w:left="{240 * indent}"/>' if indent else "")
     shown = f'<w:t xml:space="preserve">{html.escape(kept, quote=False)}</w:t>'
     return f"<w:p><w:pPr>{space}</w:pPr><w:r><w:rPr>{run}</w:rPr>{shown}</w:r></w:p>"
@@ -703,10 +723,13 @@ def _paragraph(text: str, *, bold: bool = False, indent: int = 0, small: bool = 
 
 def _word_table(table: PaperTable) -> str:
     edges = f"<w:tblBorders>{_rule('top', 12)}{_rule('bottom', 12)}</w:tblBorders>"
-    rows = [_word_row(table.head, 0, bold=True, below=_rule("bottom", 6))]
-    rows += [_word_row((line.name, *line.cells), line.indent) for line in table.lines]
-    widths = "".join("<w:gridCol/>" for _ in table.head)
-    look = f'<w:tblPr><w:tblW w:w="0" w:type="auto"/>{edges}</w:tblPr><w:tblGrid>{widths}</w:tblGrid>'
+    grid = [table.head, *((" " * 2 * line.indent + line.name, *line.cells) for line in table.lines)]
+    lengths = [min(max(len(row[place]) for row in grid), 60) + 4 for place in range(len(table.head))]
+    widths = [length * min(_TEXT_WIDTH / sum(lengths), _SIGN) for length in lengths]
+    rows = [_word_row(table.head, widths, 0, bold=True, below=_rule("bottom", 6))]
+    rows += [_word_row((line.name, *line.cells), widths, line.indent) for line in table.lines]
+    columns = "".join(f'<w:gridCol w:w="{width:.0f}"/>' for width in widths)
+    look = f'<w:tblPr><w:tblW w:w="{sum(widths):.0f}" w:type="dxa"/>{edges}</w:tblPr><w:tblGrid>{columns}</w:tblGrid>'
     notes = "".join(_paragraph(note, small=True) for note in table.notes)
     return f"{_paragraph(table.title, bold=True)}<w:tbl>{look}{''.join(rows)}</w:tbl>{notes}{_paragraph('')}"
 
@@ -715,10 +738,11 @@ def _rule(side: str, eighths: int) -> str:
     return f'<w:{side} w:val="single" w:sz="{eighths}" w:space="0" w:color="000000"/>'
 
 
-def _word_row(cells: Sequence[str], indent: int, *, bold: bool = False, below: str = "") -> str:
-    border = f'<w:tcPr><w:tcW w:w="0" w:type="auto"/>{f"<w:tcBorders>{below}</w:tcBorders>" if below else ""}</w:tcPr>'
+def _word_row(cells: Sequence[str], widths: Sequence[float], indent: int, *, bold: bool = False, below: str = "") -> str:
+    border = f"<w:tcBorders>{below}</w:tcBorders>" if below else ""
     inner = (
-        f"<w:tc>{border}{_paragraph(text, bold=bold, indent=0 if place else indent)}</w:tc>"
-        for place, text in enumerate(cells)
+        f'<w:tc><w:tcPr><w:tcW w:w="{width:.0f}" w:type="dxa"/>{border}</w:tcPr>'
+        f"{_paragraph(text, bold=bold, indent=0 if place else indent)}</w:tc>"
+        for place, (text, width) in enumerate(zip(cells, widths, strict=True))
     )
     return f"<w:tr>{'<w:trPr><w:cantSplit/><w:tblHeader/></w:trPr>' if bold else ''}{''.join(inner)}</w:tr>"

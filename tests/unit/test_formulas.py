@@ -448,6 +448,10 @@ def test_a_term_that_is_not_estimable_is_nan_and_named() -> None:
     assert fit.bse["age"] == pytest.approx(0.5)
     assert list(fit.conf_int().loc["age"]) == [-np.inf, pytest.approx(1.1)]
     assert "Not estimable: Intercept: nobody." in fit.summary()
+    lost = {"not_estimable": "too little", "advice": "more records"}
+    every = Fitted([{**row, "log": lost} for row in rows], None, {}).summary()
+    assert every.count("too little") == 1
+    assert "Not estimable: all terms: too little. What would help: more records." in every
     with pytest.raises(Misuse, match="no proof"):
         fit.predict(pd.DataFrame({"age": [1.0]}))
     with pytest.raises(Misuse, match="alpha"):

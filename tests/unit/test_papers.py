@@ -288,6 +288,41 @@ def test_what_noise_or_a_rule_hides_is_said(described: Any) -> None:
     assert any("Not estimable" in note for note in table.notes)
 
 
+def test_a_note_says_how_much_noise_there_is(federation: Any) -> None:
+    patients = federation.dataset(epsilon=2.5, delta=2e-6)
+    table = patients.table(["age", "sex"]).run(progress=False).paper()
+    assert table.notes[0] == (
+        "Numbers have noise for the privacy of patients (differential privacy, ε = 2.5, δ = 0.000002); "
+        "counts are rounded, and not below 0."
+    )
+    exact = federation.dataset(noise="none").table(["age"]).run(progress=False).paper()
+    assert exact.notes == ()
+
+
+def test_a_median_past_the_end_of_its_curve_is_not_reached(federation: Any) -> None:
+    edges = {"from": 0, "to": 1, "steps": 2}
+    asked = federation.dataset(noise="none").survival("time", event="died", censored="no", edges=edges)
+    table = asked.run(progress=False).paper("survival")
+    found = {line.name: line.cells for line in table.lines}
+    assert found["Median survival, years (95% CI)"] == ("not reached",)
+    assert not any("Not estimable" in note for note in table.notes)
+
+
+def test_columns_of_a_word_table_are_as_wide_as_what_they_hold(described: Any) -> None:
+    table = described.paper("table-one")
+    with zipfile.ZipFile(io.BytesIO(table.to_docx())) as packed:
+        root = lxml.etree.fromstring(packed.read("word/document.xml"))
+    grid = [int(column.get(f"{W}w")) for column in root.iter(f"{W}gridCol")]
+    for row in root.iter(f"{W}tr"):
+        assert [int(width.get(f"{W}w")) for width in row.iter(f"{W}tcW")] == grid
+    (page,) = root.iter(f"{W}pgSz")
+    (margin,) = root.iter(f"{W}pgMar")
+    room = int(page.get(f"{W}w")) - int(margin.get(f"{W}left")) - int(margin.get(f"{W}right"))
+    assert sum(grid) <= room + len(grid)
+    assert grid[-1] < min(grid[:-1])  # p-values are the shortest
+    assert grid[0] > grid[-1] * 2
+
+
 @pytest.mark.parametrize(("count", "noise", "cell"), [
     (2.0, 0.0, "62.50 (1.00)"), (1.0, 0.0, "62.50 (0.71)"), (154.0, 0.3, "62.50 (0.71)"), (154.0, 0.4, "62.50 (—†)"),
 ])  # fmt: skip

@@ -113,3 +113,15 @@ def test_r_squared_covers_and_is_the_share_explained() -> None:
     assert 0.91 <= np.mean(covered) <= 0.99
     assert isinstance(moments(300, 60.0, rng).r_squared(), NotEstimable)
     assert isinstance(moments(5000, 15.0, rng, np.array([0.1, 0.0, 0.0, 0.0, 0.0])).r_squared(), Figure)
+
+
+def test_a_drowned_term_is_called_by_its_name_whatever_that_holds() -> None:
+    fit = moments(4000, 1.0, np.random.default_rng(5))
+    drowned = fit.moments.copy()
+    drowned[2, :] = drowned[:, 2] = 0.0
+    names = ("constant", "age", "bs(bmi, knots=[25, 30])[1]", "sex", "dose", "days")
+    found = LinearFit(drowned, 1.0, names=names[: len(drowned) - 1])
+    told, untold = found.combination(np.eye(found.p)[1]), found.combination(np.eye(found.p)[2])
+    assert isinstance(told, Figure)
+    assert isinstance(untold, NotEstimable)
+    assert untold.reason == "no record has bs(bmi, knots=[25, 30])[1], or too few against the noise"

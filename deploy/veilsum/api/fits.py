@@ -220,11 +220,14 @@ class Fitted:
             numbers = f"{_number(value, 10, 4)} {_number(error, 9, 3)} {z:9.3f} {p:8.3f}"
             lines.append(f"{name:{longest}} {numbers} {_number(low, 10, 3)} {_number(high, 10, 3)}")
         lines.append("=" * len(head))
-        lines += [
-            f"Not estimable: {term.formula}: {figure['not_estimable']}."
-            for term, figure in zip(self.terms, self._figures, strict=True)
-            if "not_estimable" in figure
-        ]
+        untold: dict[str, list[str]] = {}  # what is said of several terms is said once
+        for term, figure in zip(self.terms, self._figures, strict=True):
+            if "not_estimable" in figure:
+                advice = f" What would help: {figure['advice']}." if figure.get("advice") else ""
+                untold.setdefault(f"{figure['not_estimable']}.{advice}", []).append(term.formula)
+        for reason, terms in untold.items():
+            every = "all terms" if len(terms) == len(self.terms) > 1 else ", ".join(terms)
+            lines.append(f"Not estimable: {every}: {reason}")
         lines += [f"{test.get('test')}: P {p_text(test.get('p_value'))}" for test in self.tests]
         lines.append("Errors and intervals are of sampling and noise together.")
         return "\n".join(lines)
