@@ -724,7 +724,7 @@ def _paragraph(text: str, *, bold: bool = False, indent: int = 0, small: bool = 
 def _word_table(table: PaperTable) -> str:
     edges = f"<w:tblBorders>{_rule('top', 12)}{_rule('bottom', 12)}</w:tblBorders>"
     grid = [table.head, *((" " * 2 * line.indent + line.name, *line.cells) for line in table.lines)]
-    lengths = [min(max(len(row[place]) for row in grid), 60) + 4 for place in range(len(table.head))]
+    lengths = [min(max(len(row[place]) for row in grid), 36) + 6 for place in range(len(table.head))]
     widths = [length * min(_TEXT_WIDTH / sum(lengths), _SIGN) for length in lengths]
     rows = [_word_row(table.head, widths, 0, bold=True, below=_rule("bottom", 6))]
     rows += [_word_row((line.name, *line.cells), widths, line.indent) for line in table.lines]

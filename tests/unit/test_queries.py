@@ -786,3 +786,12 @@ def test_intervals_that_nobody_stated_are_there_of_every_column(low: float, high
     assert scores.size == 32
     ends = EdgeRange.model_validate({"from": low, "to": high, "steps": 4}).edges()
     assert (ends[0], ends[-1], len(ends)) == (low, high, 5)
+
+
+def test_times_are_no_shares_at_which_survival_is_told() -> None:
+    with pytest.raises(
+        ValueError, match=r"share of records between 0 and 1, as 0\.5 of the median, and not 2; survival is told"
+    ):
+        QueryRequest.model_validate({"kind": "survival", "over": ["time"], "at": [2.0]})
+    with pytest.raises(ValueError, match="share of records"):
+        QueryRequest.model_validate({"kind": "quantiles", "over": ["time"], "at": [1.0]})

@@ -96,6 +96,15 @@ class DeriveRequest(Frozen):
         return DerivedColumn.model_validate({**dict(self), "name": name, "edges": edges})
 
 
+def _share(at: float) -> float:
+    """A share of records with a value or an event."""
+    if not 0.0 < at < 1.0:
+        raise ValueError(
+            f"it is a share of records between 0 and 1, as 0.5 of the median, and not {at:g}; survival is told at all edges"
+        )
+    return at
+
+
 class QueryRequest(Frozen):
     """A ``[[query]]`` table; attributes as of :class:`~veilsum_privacy.tasks.queries.language.Query`, but for these.
 
@@ -114,7 +123,7 @@ class QueryRequest(Frozen):
     by: Names = ()
     where: Text = ""
     edges: tuple[Real, ...] | EdgeRange = ()
-    at: tuple[Annotated[Real, Field(gt=0, lt=1)], ...] = Field(default=(), max_length=99)
+    at: tuple[Annotated[Real, AfterValidator(_share)], ...] = Field(default=(), max_length=99)
     outcome: Text = ""
     event: str = ""
     censored: Names = ()
