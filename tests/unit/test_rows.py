@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from support.neighbours import (
@@ -34,10 +35,10 @@ from veilsum_privacy.computation.contribution import Evaluations, SitePlace, com
 from veilsum_privacy.mechanism.persons import Persons
 from veilsum_privacy.mechanism.rows import evaluation
 from veilsum_privacy.mechanism.rows import symbols as s
-from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation, Sparse, spread_out
 from veilsum_privacy.mechanism.rows.graph import RowGraph, node
 from veilsum_privacy.mechanism.rows.primitives import PRIMITIVES, Elementwise
-from veilsum_privacy.mechanism.rows.sums import rows_sum
+from veilsum_privacy.mechanism.rows.sums import add_to, rows_sum
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, record_of, traced
 from veilsum_privacy.study.study import Unit
 from veilsum_privacy.tasks import build_task
@@ -582,3 +583,22 @@ def test_a_persons_records_are_counted_by_the_kernel() -> None:
     bounded = rows_sum(evaluation, records, 3.0, 1000, persons=Persons(), units=records.subjects).total
     assert bounded[0] == 1000 * people
     assert math.isqrt(people * people) == people
+
+
+@given(st.data())
+def test_values_are_added_in_their_places_and_nowhere_else(data: st.DataObject) -> None:
+    """Places may be of nobody's: none, or beyond the last; the oracle adds one value after another."""
+    records, slots, count, each = (data.draw(st.integers(1, most)) for most in (5, 3, 4, 3))
+    places = data.draw(arrays.arrays(np.int64, (records, slots), elements=st.integers(-3, count + 3)))
+    values = data.draw(arrays.arrays(np.int64, (records, slots * each), elements=st.integers(-(2**26), 2**26)))
+    found, expected = np.zeros(2 + slots * count * each, dtype=np.int64), np.zeros(2 + slots * count * each, dtype=np.int64)
+    sparse = Sparse(values, ((slice(0, slots * each), 1, places, count),))
+    add_to(found, sparse, values)
+    for record, slot in np.ndindex(places.shape):
+        if 0 <= (place := int(places[record, slot])) < count:
+            start = 1 + (slot * count + place) * each
+            expected[start : start + each] += values[record, slot * each : (slot + 1) * each]
+    assert found.tolist() == expected.tolist()
+    assert (
+        spread_out(sparse, values, np.zeros((records, len(found)), dtype=np.int64)).sum(axis=0).tolist() == expected.tolist()
+    )

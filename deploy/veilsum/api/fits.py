@@ -225,8 +225,8 @@ class Fitted:
             if "not_estimable" in figure:
                 advice = f" What would help: {figure['advice']}." if figure.get("advice") else ""
                 untold.setdefault(f"{figure['not_estimable']}.{advice}", []).append(term.formula)
-        for reason, terms in untold.items():
-            every = "all terms" if len(terms) == len(self.terms) > 1 else ", ".join(terms)
+        for reason, hidden in untold.items():
+            every = "all terms" if len(hidden) == len(self.terms) > 1 else ", ".join(hidden)
             lines.append(f"Not estimable: {every}: {reason}")
         lines += [f"{test.get('test')}: P {p_text(test.get('p_value'))}" for test in self.tests]
         lines.append("Errors and intervals are of sampling and noise together.")
