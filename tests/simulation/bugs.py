@@ -22,7 +22,7 @@ from veilsum_participant.store.studies import open_studies
 from veilsum_privacy.ledger import Kind, gate
 from veilsum_privacy.ledger.gate import Gate
 from veilsum_privacy.ledger.totals import Follower
-from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
+from veilsum_privacy.results.whole_sums import coefficients_from_bytes
 from veilsum_proto import federation_pb2 as pb
 
 Plant = Callable[[ExitStack], None]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.encoding import Message, Rule, read, rules
+from veilsum_participant.telemetry.shared_metrics import SharedMetric
 from veilsum_proto import federation_pb2 as pb
 
 PAIRS: list[tuple[type[Message], type[ProtobufMessage]]] = [
@@ -101,7 +102,7 @@ def test_numbers_are_those_of_the_wire_format() -> None:
     for ours, theirs, prefix in (
         (says.DirectiveKind, pb.DirectiveKind, "DIRECTIVE_KIND_"),
         (says.ObjectKind, pb.ObjectKind, "OBJECT_KIND_"),
-        (says.SharedMetric, pb.SharedMetric, "SHARED_METRIC_"),
+        (SharedMetric, pb.SharedMetric, "SHARED_METRIC_"),
     ):
         named = {name.removeprefix(prefix): number for name, number in theirs.items()}
         named = {name: number for name, number in named.items() if number or ours is says.DirectiveKind}
