@@ -202,8 +202,9 @@ def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
     half = math.hypot(Z95 * math.sqrt(noise), student(degrees) * math.sqrt(sampling * (1.0 + 1.0 / degrees)))
     low, high = value - half, value + half
     if NOISE_FLOOR * math.sqrt(noise) < min(value, horizon - value):
-        odds, reach = value / (horizon - value), min(half * horizon / (value * (horizon - value)), 700.0)
-        low, high = (horizon / (1.0 + math.exp(end) / odds) for end in (reach, -reach))
+        share = value / horizon
+        reach = min(half / horizon / (share * (1.0 - share)), 700.0)
+        low, high = (horizon / (1.0 + math.exp(end) * (1.0 - share) / share) for end in (reach, -reach))
     died = np.flatnonzero(events > NOISE_FLOOR * counts.std * math.sqrt(counts.ends.shape[1] - 1.0))
     first = int(died[0]) if died.size else counts.bins - 1
     hidden = hidden_share(float(risk[first]))
