@@ -1,7 +1,7 @@
 """A study's method run again on releases that were proven, and its result compared with what was handed out.
 
-A method is a function of what was released to it. So whoever holds the releases makes the same result again, to the bit on the
-same kind of processor; another one may round otherwise.
+A method is a function of what was released to it. So whoever holds the releases makes the same result again, to the bit where
+both compute by the same loops (:mod:`veilsum_coordinator.results.reproduction`); another architecture may round otherwise.
 """
 
 import json
@@ -26,6 +26,10 @@ from veilsum_privacy.tasks.agreed import AgreedTask
 
 LARGEST_TOLERANCE = 1e-6
 """Relative difference up to which two numbers may be one, rounded otherwise."""
+
+
+class RoundingFault(ProofFault):
+    """What was computed again differs as little as it would where loops round otherwise, or it cannot be told by how much."""
 
 
 class Replayed(Federation):
@@ -71,7 +75,7 @@ class Replayed(Federation):
         encoded = encode_broadcast({**self.encoder, **(broadcast or {})}, task.single)
         if broadcast_digest(encoded) != assignment.broadcast:
             if self._exact:
-                raise ProofFault(
+                raise RoundingFault(
                     where, "The broadcast to its cohort differs from what the method computes from the earlier releases."
                 )
             self.differing.append(assignment.round)
@@ -124,7 +128,7 @@ def compare(
 
 
 _AGAIN = "Fetch the result again."
-_ROUNDING = "A different kind of processor may round differently: --tolerance 1e-9 accepts such a difference."
+_ROUNDING = "Another kind of processor may round differently: --tolerance 1e-9 accepts such a difference."
 
 
 def _apart(where: str, name: str, found: Any, made: Any, tolerance: float) -> float:
@@ -161,8 +165,8 @@ def _array_apart(name: str, found: NDArray[Any], made: NDArray[Any], tolerance: 
 
 
 def _differs(where: str, name: str, found: float, made: float, apart: float) -> ProofFault:
-    advice = _ROUNDING if apart <= LARGEST_TOLERANCE else ""
-    return ProofFault(where, f"{name} is {found!r}, but the releases give {made!r}.", advice)
+    what = f"{name} is {found!r}, but the releases give {made!r}."
+    return RoundingFault(where, what, _ROUNDING) if apart <= LARGEST_TOLERANCE else ProofFault(where, what)
 
 
 def _short(value: Any) -> str:

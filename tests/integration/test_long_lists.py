@@ -52,6 +52,7 @@ def ended(number: int, *, analyst: str = "analyst", rounds: int = 0, submitted: 
 
 
 def admit(hub: Hub, studies: list[EndedStudy]) -> None:
+    hub.forget_deleted = lambda: None  # type: ignore[method-assign]  # the journal has none: on a slow machine they were gone
     with hub.changed:
         hub.ended |= {study.digest: study for study in studies}
 

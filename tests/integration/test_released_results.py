@@ -14,7 +14,7 @@ from cryptography import x509
 
 from support.commands import veilsum
 from veilsum import replay, verification
-from veilsum.verification import RepetitionFault, verify_result
+from veilsum.verification import ROUNDING, RepetitionFault, verify_result
 from veilsum_node.canonical import canonical
 from veilsum_privacy.results.release_check import ProofFault
 from veilsum_privacy.results.result import MANIFEST, load_result
@@ -25,6 +25,9 @@ authority's certificate: the smallest study of each method below over four sites
 
 PROTOCOL_5 = DATA.with_name("results-protocol-5.tar.gz")
 """Written by the code of commit a95c370c, the last that spoke version 5 of the protocol: four studies over four sites."""
+
+LAST_BITS = 1e-12
+"""Their coordinators computed by whatever loops their processor had; largest difference seen among three kinds: 3.9e-14."""
 
 PROVEN = ("fedavg", "fedpft", "fedsgd", "slot-align")
 FORMER = {"federated-evaluation": "model-tables", "o-fedavg": "ridge-head", "statistics": "tables"}
@@ -53,7 +56,7 @@ def authority(results: dict[str, Path]) -> x509.Certificate:
 def test_a_result_of_0_2_is_proven(results: dict[str, Path], method: str) -> None:
     """With its sums' words as they were decrypted then, the last ciphertext as long as the others. Digests of keys that
     were changed are found."""
-    verify_result(results[method], authority(results))
+    assert verify_result(results[method], authority(results), tolerance=ROUNDING).comparison.largest < LAST_BITS
     proof = next((results[method] / "proof").glob("round-*1.json"))
     content = json.loads(proof.read_bytes())
     content["keys"] = "0" * len(content["keys"])
@@ -72,8 +75,8 @@ def test_results_of_protocol_5_are_proven(tmp_path: Path, monkeypatch: pytest.Mo
         verify_result(results.pop("statistics"), authority(results))
     assert (caught.value.releases, caught.value.made_by) == (1, "veilsum 0.3.0.dev0")
     for directory in results.values():
-        found = verify_result(directory, authority(results))
-        assert found.comparison.exact
+        found = verify_result(directory, authority(results), tolerance=ROUNDING)
+        assert found.comparison.largest < LAST_BITS
         assert len(found.fields["decrypted_by"]) >= 2
         assert found.fields["attempts_without_release"] == 0
         assert any("conspires with a member" in line for line in found.leaves_open)

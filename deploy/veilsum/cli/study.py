@@ -37,6 +37,9 @@ StudyId = Annotated[str, typer.Argument(metavar="ID", help="The study's digest, 
 @app.callback()
 def study() -> None:
     """Submit studies, watch them, fetch their results."""
+    from veilsum_coordinator.results.reproduction import choose_common_loops
+
+    choose_common_loops()  # results are verified by computing them again
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from veilsum_coordinator.results.reproduction import choose_common_loops
 from veilsum_deploy.demo.processes import load
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_json
@@ -50,6 +51,7 @@ def demo(
         raise Misuse("--interrupt is for your own studies.", "State --study as well.")
     isolation = "processes" if confined else "none"
     started = time.monotonic()
+    choose_common_loops()  # results are verified by computing them again
     load()
     with loading():  # beside what the server loads
         from veilsum.cli.display import show_progress

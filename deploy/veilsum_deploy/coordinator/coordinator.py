@@ -49,9 +49,9 @@ def init(directory: DirectoryArgument, name: NameOption, as_json: JsonOption = F
 @app.command()
 def start(config: ConfigOption = Path("coordinator.toml")) -> None:
     """Run the coordinator until SIGINT or SIGTERM; it continues where it stopped."""
-    from veilsum_coordinator.results.reproduction import compute_on_one_thread
+    from veilsum_coordinator.results.reproduction import compute_reproducibly
 
-    compute_on_one_thread()  # before what computes is loaded
+    compute_reproducibly()  # before what computes is loaded
 
     with loading(serves=True):  # gRPC and the database, which init does without
         from veilsum_coordinator.service.server import serve
