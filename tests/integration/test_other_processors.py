@@ -1,4 +1,4 @@
-"""A result is verified to the bit on processors that NumPy and OpenBLAS would serve with other loops."""
+"""On processors that NumPy and OpenBLAS serve with other loops, results verify to the bit and members take the same steps."""
 
 from __future__ import annotations
 
@@ -58,6 +58,26 @@ for name in sys.argv[3:]:
 print(json.dumps([found, [key for key, has in numpy._core._multiarray_umath.__cpu_features__.items() if has]]))
 """
 
+STEPS = """
+import hashlib
+import numpy as np
+from veilsum_privacy.training.server_steps import OptimiserParameters, SteppedModel
+draw = np.random.Generator(np.random.PCG64(3))
+
+def values(*shape):  # of 41 bits, by integers alone: the same wherever they are drawn
+    return np.ldexp(draw.integers(-(2**40), 2**40, shape).astype(float), -38)
+
+for name, momentum in (("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("yogi", 0.0)):
+    optimiser = OptimiserParameters(name=name, learning_rate=0.37, momentum=momentum)
+    model = SteppedModel(optimiser, 0.013, {"weight": values(300, 70), "bias": values(70)}, np.float32)
+    for _ in range(12):
+        gradients = {key: 1.7 * values(*array.shape) for key, array in model.shown().items()}
+        for _ in model.step(lambda key, part: gradients[key].reshape(-1)[part], 37.3):
+            pass
+    arrays = [*model.shown().values(), *(array for kept in model.memory().values() for array in kept.values())]
+    print(name, momentum, hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest())
+"""
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -72,17 +92,27 @@ def authority(made: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate((made / "authority.pem").read_bytes())
 
 
+def emulated(program: str, *arguments: str) -> str:
+    """What a program says on a processor of 2013, emulated as a whole."""
+    command = [str(need_tool("qemu-x86_64")), "-cpu", "Haswell", sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+
+
 def test_an_emulated_processor_of_2013_verifies_what_this_one_computed(made: Path) -> None:
-    """Emulated as a whole: NumPy and OpenBLAS find no AVX-512 on it, whatever this machine has."""
-    emulator = need_tool("qemu-x86_64")
-    if reproduction.may_differ_from_coordinators() is False:
+    """NumPy and OpenBLAS find no AVX-512 on it, whatever this machine has."""
+    if not reproduction.may_differ_from_coordinators():
         give_up("this processor has no AVX2")
-    command = [str(emulator), "-cpu", "Haswell", sys.executable, "-c", VERIFY, "common", str(made), *STUDIES]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    found, features = json.loads(done.stdout)
+    found, features = json.loads(emulated(VERIFY, "common", str(made), *STUDIES))
     assert found == {name: [True, True] for name in STUDIES}
     assert "AVX2" in features
     assert not any(name.startswith(("AVX512", "X86_V4")) for name in features)
+
+
+def test_a_member_on_an_emulated_processor_takes_the_same_steps() -> None:
+    """As decision 114 rests on: they are of operations that every processor rounds in one way, whatever loops it takes."""
+    done = subprocess.run([sys.executable, "-c", STEPS], check=True, capture_output=True, text=True, timeout=300)
+    assert done.stdout.count("\n") == 4
+    assert emulated(STEPS) == done.stdout
 
 
 @pytest.mark.parametrize("name", STUDIES)
