@@ -245,7 +245,7 @@ def test_rounds_wait_for_members_that_dial_again(trial: Trial) -> None:
     assert not machine.returning
     for value in (0.0, 1.0):
         machine.replayed("gradient", broadcast_digest(encoded(machine.study, "gradient", model(value))), None)
-    with hub.change(key):
+    with hub.changing(key):
         current = machine.start_round("gradient", [encoded(machine.study, "gradient", model(2.0))])
     assert current is not None
     assert current.cohort == tuple("abc")

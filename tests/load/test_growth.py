@@ -116,8 +116,8 @@ def test_nobody_but_whom_a_change_names_is_asked_for_something_new(bed: TestBed,
     key = bed.local.submit(study, bed.analyst)
     federation = bed.local.prepare(key)
     federation.sum("statistics")
-    with hub.change(key) as machine:
-        machine.abort("enough")
+    with hub.changing(key):
+        hub.studies[key].machine.abort("enough")
     bed.local.settle()
     assert hub.shown.status(key).phase == "aborted"
     assert all(name is None or news <= {name} for name, news in changes)
