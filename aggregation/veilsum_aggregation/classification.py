@@ -186,7 +186,6 @@ class ClassCounts:
 
     @property
     def records(self) -> Figure:
-        """All records."""
         return count(float(self.by_class.sum()), self.std[0] * math.sqrt(self._all))
 
     @property

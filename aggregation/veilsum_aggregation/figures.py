@@ -57,7 +57,6 @@ class Figure:
 
     @property
     def half_width(self) -> float:
-        """Half the width of the interval."""
         return (self.high - self.low) / 2.0
 
     @property

@@ -142,7 +142,6 @@ class Graph:
         return self.node("Cast", self.node("ReduceMin", number, axes=[1], keepdims=1), to=self.type("BOOL"))
 
     def build(self) -> Any:
-        """The graph."""
         return self._helper.make_graph(self._nodes, "veilsum", self._inputs, self._outputs, self._constants)
 
 

@@ -8,13 +8,13 @@ import hashlib
 import os
 import re
 import stat
-import tempfile
 import unicodedata
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from veilsum_node.errors import HostileInput, StateError, Unavailable
 from veilsum_node.phrases import unreadable, unwritable
+from veilsum_node.whole_files import whole_file
 
 MAX_NAME = 200
 """Characters of the longest name of a table."""
@@ -139,29 +139,14 @@ def _holds(place: Path, data: bytes) -> bool:
 
 
 def _write(directory: Path, place: Path, data: bytes, *, replace: bool, mode: int) -> None:
-    temporary, kept = None, False
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if place.parent != directory:
             place.parent.mkdir(exist_ok=True)
             _place(directory, place.relative_to(directory).as_posix())  # nobody put a link there meanwhile
-        descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=".veilsum-")
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
+        with whole_file(place, mode=mode, replace=replace) as file:
             file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        if not replace:  # fails if somebody made it meanwhile
-            os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
-            kept = True
-        os.replace(temporary, place)
-        temporary, kept = None, False
     except FileExistsError as error:
         raise StateError(f"{place} is there already.", "Choose another directory.") from error
     except OSError as error:
         raise Unavailable(f"{place} {unwritable(error)}.", "Check path, permissions and space.") from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        if kept:
-            place.unlink(missing_ok=True)  # the empty one that held the place

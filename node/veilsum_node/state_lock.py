@@ -36,34 +36,27 @@ def process_name(party: str) -> str:
 
 
 def wait_to_hold(
-    take: Callable[[], str],
-    what: str,
-    advice: str,
-    log: logging.Logger,
-    stopping: threading.Event | None = None,
-    seconds: float | None = None,
+    take: Callable[[], str], what: str, advice: str, log: logging.Logger, stopping: threading.Event | None = None
 ) -> None:
-    """Take a lock, waiting a while for a process that is about to stop.
+    """Take a lock, waiting up to :data:`HANDOVER_SECONDS` for a process that is about to stop.
 
     Args:
         take: takes it; returns who holds it instead, empty if it was taken.
         what: is held, for messages.
         advice: what to do about a holder that stays.
         stopping: ends the wait.
-        seconds: how long to wait at most, by default :data:`HANDOVER_SECONDS`.
 
     Raises:
         HeldError: it is still held; the message says by whom.
     """
     stopping, told = stopping or threading.Event(), ""
-    seconds = HANDOVER_SECONDS if seconds is None else seconds
-    end = time.monotonic() + seconds
+    end = time.monotonic() + HANDOVER_SECONDS
     while holder := take():
         if time.monotonic() >= end or stopping.is_set():
             raise HeldError(f"Another process is using {what}: {holder}.", advice)
         if not told:
             told = holder
-            log.warning("waiting up to %.0f s for %s, which holds %s", seconds, holder, what, extra=about("database"))
+            log.warning("waiting up to %.0f s for %s, which holds %s", HANDOVER_SECONDS, holder, what, extra=about("database"))
         stopping.wait(POLL_SECONDS)
 
 

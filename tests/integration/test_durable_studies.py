@@ -141,7 +141,7 @@ def test_a_replay_gets_the_very_releases(trial: Trial) -> None:
         directive.kind == pb.DIRECTIVE_KIND_CONTRIBUTE for name in NAMES for directive in local.hub.directives(name)
     )
     federation = local.prepare(key)
-    assert machine.replaying
+    assert machine.replay.releases
     for value, former in zip((0.0, 1.0), before, strict=True):
         again = federation.sum("gradient", model(value))
         assert (again.label, again.round, again.cohort, again.digest) == (
@@ -149,7 +149,7 @@ def test_a_replay_gets_the_very_releases(trial: Trial) -> None:
         )  # fmt: skip
         assert again.noise_std == former.noise_std
         same(again.values, former.values)
-    assert not machine.replaying
+    assert not machine.replay.releases
     assert federation.sum("gradient", model(2.0)).round == 3
 
 
@@ -245,7 +245,7 @@ def test_rounds_wait_for_members_that_dial_again(trial: Trial) -> None:
     assert not machine.returning
     for value in (0.0, 1.0):
         machine.replayed("gradient", broadcast_digest(encoded(machine.study, "gradient", model(value))), None)
-    with hub.change(key):
+    with hub.changing(key):
         current = machine.start_round("gradient", [encoded(machine.study, "gradient", model(2.0))])
     assert current is not None
     assert current.cohort == tuple("abc")

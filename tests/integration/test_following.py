@@ -563,7 +563,7 @@ def test_nothing_is_kept_of_a_study_that_ends_while_its_release_is_put_together(
     task = AgreedStudy(federation.study).task("gradient")
     federation.sum("gradient", task.as_broadcast(task.task.example_broadcast(4)))
     assert hub.shown.status(key).phase == "aborted"
-    assert hub.objects._made.released == {}
+    assert hub.objects._released == {}
 
 
 @pytest.mark.parametrize("isolation", ["none", pytest.param("processes", marks=pytest.mark.system)])

@@ -58,7 +58,8 @@ def test_a_decision_that_is_not_stored_yet_when_a_kept_sum_is_gone_on_with(
     with monkeypatch.context() as away:
         away.setattr(hub.journal, "_try", _refuse)
         hub.refuse("d", key, RefusalCode.CLOSED.value, 0, 0)
-        with hub.change(key) as machine:
+        machine = hub.studies[key].machine
+        with hub.changing(key):
             machine.start_round("gradient", [encoded(machine.study, "gradient", MODEL)], None)
         assert not hub.directives("a")
     hub.tick()

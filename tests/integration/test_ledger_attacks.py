@@ -44,8 +44,8 @@ class Cohort:
         self.local.prepare(self.key)
 
     def start(self) -> None:
-        with self.bed.hub.change(self.key) as machine:
-            assert machine.start_round(self.label, ()) is not None
+        with self.bed.hub.changing(self.key):
+            assert self.machine.start_round(self.label, ()) is not None
 
     def payload(self, name: str) -> Payload:
         """What a site answers to its present assignment."""

@@ -34,8 +34,8 @@ def _round(bed: TestBed) -> bytes:
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(2), epsilon=None)), bed.analyst)
     local.prepare(key)
-    with bed.hub.change(key) as machine:
-        assert machine.start_round("statistics", ()) is not None
+    with bed.hub.changing(key):
+        assert bed.hub.studies[key].machine.start_round("statistics", ()) is not None
     return key
 
 

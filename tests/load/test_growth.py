@@ -22,11 +22,10 @@ from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import Members, StudyPhase
 from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_coordinator.service import objects
+from veilsum_coordinator.service import fetching
 from veilsum_coordinator.service.coordination import REST, Coordination, _Session
 from veilsum_coordinator.service.endings import HEARD_SECONDS
 from veilsum_coordinator.service.hub import Hub
-from veilsum_coordinator.service.objects import Objects
 from veilsum_coordinator.service.status import study_status
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -117,8 +116,8 @@ def test_nobody_but_whom_a_change_names_is_asked_for_something_new(bed: TestBed,
     key = bed.local.submit(study, bed.analyst)
     federation = bed.local.prepare(key)
     federation.sum("statistics")
-    with hub.change(key) as machine:
-        machine.abort("enough")
+    with hub.changing(key):
+        hub.studies[key].machine.abort("enough")
     bed.local.settle()
     assert hub.shown.status(key).phase == "aborted"
     assert all(name is None or news <= {name} for name, news in changes)
@@ -329,8 +328,8 @@ def test_what_all_members_fetch_is_put_together_once(bed: TestBed, monkeypatch: 
     hub.objects.fetch = fetch  # type: ignore[method-assign]
     made: list[list[bytes]] = []
     for name in ("fixed_parts", "answer_parts"):
-        honest = getattr(objects, name)
-        monkeypatch.setattr(objects, name, lambda item, honest=honest: made.append(honest(item)) or made[-1])
+        honest = getattr(fetching, name)
+        monkeypatch.setattr(fetching, name, lambda item, honest=honest: made.append(honest(item)) or made[-1])
     release = local.prepare(local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)).sum("statistics")
     assert [len(fetched[kind]) for kind in SHARED] == [len(release.cohort)] * 3
     assert all(data is fetched[pb.OBJECT_KIND_ROSTER][0] for data in fetched[pb.OBJECT_KIND_ROSTER])
@@ -351,7 +350,7 @@ def test_what_all_members_fetch_is_cut_into_messages_once(bed: TestBed) -> None:
     assert b"".join(chunk.data for chunk in sent) == whole
     assert {chunk.total for chunk in sent} == {len(whole)}
     hub.abort(key, "enough")
-    assert not hub.objects._made._cut  # of a study that is over nothing is held
+    assert not hub.objects._cut  # of a study that is over nothing is held
 
 
 def test_who_has_nothing_to_give_up_takes_no_lock_to_look(bed: TestBed) -> None:
@@ -367,13 +366,13 @@ def test_who_has_nothing_to_give_up_takes_no_lock_to_look(bed: TestBed) -> None:
         core.expire()
 
 
-def test_what_is_made_of_something_else_is_put_together_anew() -> None:
-    found, made = Objects(), iter([b"first", b"second", b"third", b"fourth"])
+def test_what_is_made_of_something_else_is_put_together_anew(bed: TestBed) -> None:
+    found, made = bed.hub.objects, iter([b"first", b"second", b"third", b"fourth"])
     first, second = object(), object()
     asked = (first, first, second, second, first)
     shown = [found.once(KEY, 6, source, lambda: next(made)) for source in asked]
     assert shown == [b"first", b"first", b"second", b"second", b"third"]
-    found.clear()
+    found.renew()
     assert found.once(KEY, 6, first, lambda: next(made)) == b"fourth"
 
 

@@ -132,8 +132,8 @@ def begun(bed: TestBed, away: Away) -> bytes:
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
     local.prepare(key)
-    with bed.hub.change(key) as machine:
-        machine.start_round("statistics", ())
+    with bed.hub.changing(key):
+        bed.hub.studies[key].machine.start_round("statistics", ())
     away.on = True
     local.step()
     local.step()

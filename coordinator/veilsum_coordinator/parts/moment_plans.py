@@ -4,7 +4,6 @@ A noised mean of the features, released first and taken off them: what is left i
 """
 
 import math
-from typing import Literal
 
 from pydantic import Field
 
@@ -17,8 +16,6 @@ from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.feature_means import FeatureMeansParameters, released_mean
 from veilsum_privacy.tasks.layout import balanced_weights
-
-Second = Literal["pooled", "class", "class-diagonal", "none"]
 
 IMPORTANCE = (10.0, 1.0, 0.03, 0.003)
 """Importance of counts, sums, squares and products in the split of the budget.
@@ -48,24 +45,12 @@ TWO_CLASSES_SPLIT = Split(counts=0.1, sums=0.55, second=0.35)
 """Split for pooled class moments of two classes' centred features: fewer sums, so second moments gain more."""
 
 
-def class_moments(
-    inputs: Inputs, clip: float, missing: Missing, second: Second = "pooled", split: Split | None = None
-) -> Frozen:
-    """Parameters of "class-moments" on features that are not aligned; without a ``split`` pooled ones take
-    :data:`DEFAULT_SPLIT`, and for moments by class :data:`IMPORTANCE` makes it.
-    """
-    k, d = len(inputs.classes), inputs.width
-    pairs = max(1, d * (d - 1) // 2)
-    per_class = k if second in ("class", "class-diagonal") else 1
-    if split is None and second == "pooled":
-        split = DEFAULT_SPLIT
-    if split is None:
-        weights = _weights(inputs, clip, (k, k * d, per_class * d, per_class * pairs))
-    else:
-        weights = _split_weights(split, clip)
+def class_moments(inputs: Inputs, clip: float, missing: Missing, split: Split | None = None) -> Frozen:
+    """Parameters of "class-moments", second moments pooled, on features that are not aligned; :data:`DEFAULT_SPLIT` unless
+    another one is given."""
     # A study without an encoder is stated as it always was: in the box [-1, 1]^d, where the bound is tighter.
-    width = None if inputs.encoder is None else d
-    return task_parameters("class-moments", width=width, clip=clip, missing=missing, second=second, **weights)
+    width, weights = None if inputs.encoder is None else inputs.width, _split_weights(split or DEFAULT_SPLIT, clip)
+    return task_parameters("class-moments", width=width, clip=clip, missing=missing, second="pooled", **weights)
 
 
 def gaussian_moments(inputs: Inputs, clip: float, missing: Missing, *, fourth: bool = False) -> Frozen:

@@ -91,7 +91,6 @@ class DeriveRequest(Frozen):
     unit: str = ""
 
     def column(self, name: str) -> DerivedColumn:
-        """The column of that name."""
         edges = self.edges.edges() if isinstance(self.edges, EdgeRange) else self.edges
         return DerivedColumn.model_validate({**dict(self), "name": name, "edges": edges})
 

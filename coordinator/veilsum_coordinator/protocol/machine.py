@@ -92,7 +92,7 @@ class StudyMachine:
         self.told = 0  # the last round of whose release its members are told
         self._saved = self._decided()
         self._unsaved = False  # whether a decision is not stored yet
-        self._replay = Replay()
+        self.replay = Replay()
 
     @property
     def seats(self) -> dict[str, MemberState]:
@@ -291,7 +291,7 @@ class StudyMachine:
         if self.phase is not StudyPhase.RUNNING or self.round is not None:
             raise StateError("A round can start only in a running study, one at a time.")
         allowed = self._cohorts.allowed(members)
-        kept = self._replay.begun(label, broadcast_digest(broadcast), allowed)
+        kept = self.replay.begun(label, broadcast_digest(broadcast), allowed)
         if kept is not None and kept.sum is not None:
             return self._go_on(kept.start, kept.sum, broadcast)
         assignment = self._assign(len(self.rounds) + 1, label, broadcast, allowed)
@@ -553,7 +553,7 @@ class StudyMachine:
             raise StateError(
                 "it began under an earlier version of the protocol, which this software does not speak", "Submit it again."
             )
-        self._replay = Replay(kept.rounds)
+        self.replay = Replay(kept.rounds)
         for item in kept.rounds:
             if item.release is not None:
                 self._cohorts.consented(item.start.allowed, item.release.cohort)
@@ -563,11 +563,6 @@ class StudyMachine:
                 for name in item.start.assignment.names:
                     self.seats[name].give_up.add((item.start.assignment.round, item.start.assignment.attempt))
         self._saved = self._decided()
-
-    @property
-    def replaying(self) -> bool:
-        """Whether rounds of an earlier process were released that the method has not asked for again yet."""
-        return self._replay.releases
 
     @property
     def returning(self) -> bool:
@@ -587,15 +582,7 @@ class StudyMachine:
         Raises:
             ReplayError: it is another one than the journal holds.
         """
-        return self._replay.release(label, broadcast, self._cohorts.allowed(members))
-
-    def check_replayed(self) -> None:
-        """Insist, when the method has returned, that it asked for every round of the journal.
-
-        Raises:
-            ReplayError: it did not.
-        """
-        self._replay.check_over()
+        return self.replay.release(label, broadcast, self._cohorts.allowed(members))
 
     def _go_on(self, start: RoundStart, total: KeptSum, broadcast: Pieces) -> Round:
         """Go on with a sum that an earlier process made durable, with the answers and consents that were kept."""

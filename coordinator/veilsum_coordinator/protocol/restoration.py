@@ -25,16 +25,7 @@ class ReplayError(StateError):
 
 
 def check_same(kept: KeptRound, label: str, broadcast: bytes, allowed: frozenset[str]) -> None:
-    """Insist that a round is asked for again as it was before.
-
-    Args:
-        label: of the task that is asked for now.
-        broadcast: digest of what would be broadcast.
-        allowed: who may be in the cohort.
-
-    Raises:
-        ReplayError: it is another round.
-    """
+    """Insist that a round is asked for again as it was before; arguments and errors as of :meth:`Replay.release`."""
     known = kept.start.assignment
     faults = [
         what

@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import cast
 
-from veilsum_coordinator.service.guard import Context, Guard, HeldElsewhere, WrongVersion, guarded, guarded_stream
+from veilsum_coordinator.service.guard import Context, Guard, HeldElsewhere, WrongVersion
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.objects import FROM_DATABASE
 from veilsum_coordinator.service.shared import read_report
@@ -122,7 +122,6 @@ class Coordination(CoordinationServicer):
         end = self._loop.time()
         self._rested = end + REST * (end - start)
 
-    @guarded
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
         caller = self._guard.caller(context, tuple(Role))
         if len(request.versions) > 16 or len(request.software) > 64 or len(request.challenge) not in (0, 32):
@@ -139,7 +138,6 @@ class Coordination(CoordinationServicer):
             reply.certificate, reply.signature = own.identity.certificate, own.signing_key.sign(Label.HELLO, greeting)
         return reply
 
-    @guarded_stream
     async def Work(self, request: pb.WorkRequest, context: Context) -> AsyncIterator[pb.Directive]:
         caller = self._guard.caller(context, ROLES)
         name = caller.name
@@ -175,7 +173,6 @@ class Coordination(CoordinationServicer):
                 del self._sessions[name]
             self._hub.disconnect(name, serial)
 
-    @guarded_stream
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         name = self._guard.caller(context, ROLES).name
         for message in await self._messages(name, request, _check_key(request.study)):
@@ -187,7 +184,6 @@ class Coordination(CoordinationServicer):
 
         return await self._hub.journal.outage.call(fetch) if request.kind in FROM_DATABASE else fetch()
 
-    @guarded
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
         signed = request.enrolment
@@ -197,14 +193,12 @@ class Coordination(CoordinationServicer):
         self._hub.enrol(name, _check_key(request.study), enrolment)
         return pb.Ack()
 
-    @guarded
     async def Refuse(self, request: pb.RefuseRequest, context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
         key, more = _check_key(request.study), list(request.more)
         self._hub.refuse(name, key, request.code, request.round, request.attempt, more, request.answers)
         return pb.Ack()
 
-    @guarded
     async def Seal(self, request_iterator: AsyncIterator[pb.SealedBoxes], context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
         key, most = b"", 0
@@ -221,18 +215,15 @@ class Coordination(CoordinationServicer):
         self._hub.seal(name, _check_key(key), boxes)
         return pb.Ack()
 
-    @guarded
     async def Ready(self, request: pb.ReadyRequest, context: Context) -> pb.Ack:
         self._hub.ready(self._guard.caller(context, ROLES).name, _check_key(request.study))
         return pb.Ack()
 
-    @guarded
     async def UploadStatus(self, request: pb.UploadStatusRequest, context: Context) -> pb.UploadStatusReply:
         name = self._guard.caller(context, ROLES).name
         following, complete = self._hub.upload_status(name, _check_key(request.study), request.attempt)
         return pb.UploadStatusReply(next=following, complete=complete)
 
-    @guarded
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadChunk], context: Context) -> pb.UploadStatusReply:
         name = self._guard.caller(context, ROLES).name
         key, attempt = b"", 0
@@ -256,7 +247,6 @@ class Coordination(CoordinationServicer):
         following, complete = self._hub.upload_status(name, key, attempt)
         return pb.UploadStatusReply(next=following, complete=complete)
 
-    @guarded
     async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
         answer = request.answer
@@ -266,20 +256,17 @@ class Coordination(CoordinationServicer):
         self._hub.answer(name, _check_key(request.study), request.attempt, tuple(answer.words), signature)
         return pb.Ack()
 
-    @guarded
     async def Consent(self, request: pb.ConsentRequest, context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
         signature = _bounded(request.signature, MAX_SIGNATURE_BYTES, "signature")
         self._hub.consent(name, _check_key(request.study), request.attempt, request.consent, signature)
         return pb.Ack()
 
-    @guarded
     async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
         self._hub.confirm(name, _check_key(request.study), request.kind, request.round, request.attempt)
         return pb.Ack()
 
-    @guarded
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
         self._guard.metrics.shared.take(name, read_report(request))

@@ -8,9 +8,9 @@ has some lines a minute, and how many more there were.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -161,43 +161,12 @@ def caller_name(context: Context) -> str:
     return peer_host(context.peer()) or "an unknown address"
 
 
-class _Guarded(Protocol):
-    _guard: Guard
-
-
-Service = TypeVar("Service", bound=_Guarded)
-Request = TypeVar("Request")
-
-
-def guarded(
-    method: Callable[[Service, Request, Context], Awaitable[Result]],
-) -> Callable[[Service, Request, Context], Coroutine[Any, Any, Result]]:
-    """A service's handler that returns one message, run by its guard."""
-
-    async def handler(self: Service, request: Request, context: Context) -> Result:
-        return await self._guard.unary(context, lambda: method(self, request, context))
-
-    return handler
-
-
-def guarded_stream(
-    method: Callable[[Service, Request, Context], AsyncIterator[Result]],
-) -> Callable[[Service, Request, Context], AsyncIterator[Result]]:
-    """A service's handler that streams messages, run by its guard."""
-
-    async def handler(self: Service, request: Request, context: Context) -> AsyncIterator[Result]:
-        async for item in self._guard.stream(context, lambda: method(self, request, context)):
-            yield item
-
-    return handler
-
-
 class Intake(Interceptor):
-    """Wraps every handler of a package: bounds a peer's open calls, and parses single requests under the guard.
+    """Runs every handler of a package under the guard, which parses single requests as well, and bounds a peer's open calls.
 
     gRPC bounds open calls by connection only, and a peer can open many; and it would answer a single request that cannot be
     parsed with "unknown" and the parser's own words, and count nothing. Requests that stream are parsed as they are read,
-    under the guard already. Who sends a byte now and then is cut off in the end, and holds no other's call up meanwhile.
+    under the guard as well. Who sends a byte now and then is cut off in the end, and holds no other's call up meanwhile.
     """
 
     def __init__(self, guard: Guard, package: str, max_peer_calls: int) -> None:

@@ -386,18 +386,8 @@ class Hub:
                     listener(concerned)
 
     @contextmanager
-    def change(self, key: bytes) -> Iterator[StudyMachine]:
-        """For the runner: the machine of a study that is not over, under the lock, with a notification after.
-
-        Raises:
-            HostileInput: it is over.
-        """
-        with self._change(key):
-            yield self._table.entry(key).machine
-
-    @contextmanager
     def changing(self, key: bytes) -> Iterator[StudyEntry | None]:
-        """The same of any study, with its entry; None of one that is over."""
+        """A study's entry, under the lock, with a notification after; None of one that is over."""
         with self._change(key):
             yield None if bytes(key) in self.ended else self._table.entry(key)
 

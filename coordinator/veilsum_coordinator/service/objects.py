@@ -1,22 +1,9 @@
-"""What the participants of a study fetch, serialised. Nothing here locks: who asks does (:mod:`.fetching`)."""
+"""Objects that participants fetch, serialised; which of them a participant may have is :mod:`.fetching`'s to say."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from veilsum_coordinator.protocol.members import StudyPhase
-from veilsum_coordinator.protocol.rounds import Round, RoundPhase
-from veilsum_coordinator.service.table import StudyEntry
-from veilsum_coordinator.storage.messages import (
-    answer_parts,
-    answers_object,
-    box_message,
-    but_own,
-    fixed_object,
-    fixed_parts,
-    receipt_message,
-    roster_object,
-)
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_coordinator.storage.messages import receipt_message
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.securesum.context import Pieces, parse_assignment
 from veilsum_proto import CHUNK_BYTES
@@ -29,12 +16,8 @@ ENCLOSED = {
 }
 """The object that comes along with a directive, if it is small enough."""
 
-
 FROM_DATABASE = (pb.OBJECT_KIND_MIRRORED, pb.OBJECT_KIND_RELEASE)
 """What is read from the database when it is asked for, which may be slow or away; the rest is in memory."""
-
-
-Made = TypeVar("Made")
 
 
 class Released(NamedTuple):
@@ -58,89 +41,6 @@ class Released(NamedTuple):
             member.ClearField("words")
         shown.members[names.index(name)].Clear()
         return pb.ReleaseObject(members=shown.members, total=shown.total).SerializeToString()
-
-
-class Objects:
-    """Serialises what participants fetch; what is the same for all members of a study, once.
-
-    Attributes:
-        released: the last release, of studies whose members take the steps.
-    """
-
-    def __init__(self) -> None:
-        self.released: dict[bytes, Released] = {}
-        self._shown: dict[tuple[bytes, int], tuple[object, Any]] = {}  # as last sent
-        self._cut: dict[bytes, tuple[object, list[bytes]]] = {}  # rosters in messages, by study
-
-    def pieces(self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int) -> Pieces:
-        """An object of a study in pieces, of which the large ones are not copied.
-
-        Raises:
-            HostileInput: there is none for this caller.
-        """
-        machine, key = entry.machine, entry.machine.digest
-        if name not in machine.seats:
-            raise HostileInput("The caller is not invited to that study.")
-        if kind == pb.OBJECT_KIND_STUDY:
-            study = pb.StudyObject()
-            study.CopyFrom(entry.signed)
-            study.seconds_left = machine.enrolment_seconds
-            return [study.SerializeToString()]
-        if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
-            roster = machine.roster
-            return [self.once(key, kind, roster, lambda: roster_object(roster))]
-        if kind == pb.OBJECT_KIND_BOXES and machine.phase is StudyPhase.SEALING:  # afterwards they are let go of
-            boxes = [box_message(box) for box in machine.members.boxes_for(name)]
-            return [pb.BoxesObject(boxes=boxes).SerializeToString()]
-        current = machine.round
-        if current is not None and name in current.cohort and (number, attempt) == current.present:
-            if kind == pb.OBJECT_KIND_BROADCAST and current.phase is RoundPhase.CONTRIBUTING:
-                return current.broadcast
-            # who is asked to consent may have to see it once more, by another certificate than it keeps
-            if kind == pb.OBJECT_KIND_FIXED and current.phase in (RoundPhase.CHECKING, RoundPhase.CONSENTING):
-                shown = self.once(key, kind, current.fixed, lambda: fixed_parts(_fixed_object(current)))
-                return [but_own(shown, current.cohort.index(name))]
-            if kind == pb.OBJECT_KIND_ANSWERS and current.phase is RoundPhase.CONSENTING:
-                answers = (current.answers[name] for name in current.cohort)
-                given = self.once(key, kind, current.checks, lambda: answer_parts(answers_object(answers)))
-                return [but_own(given, current.cohort.index(name))]
-        raise HostileInput("The caller has no such object at present.", "Wait for the next directive.")
-
-    def messages(
-        self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int
-    ) -> Iterable[bytes]:
-        """An object of a study as the serialised messages of a stream; a roster, which is the same for all, is cut once.
-
-        Raises:
-            HostileInput: there is none for this caller.
-        """
-        pieces, key = self.pieces(entry, name, kind, number, attempt), entry.machine.digest
-        if kind != pb.OBJECT_KIND_ROSTER:
-            return chunk_messages(pieces)
-        known = self._cut.get(key)
-        if known is None or known[0] is not pieces[0]:
-            known = self._cut[key] = pieces[0], list(chunk_messages(pieces))
-        return known[1]
-
-    def once(self, key: bytes, kind: int, source: object, make: Callable[[], Made]) -> Made:
-        """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
-        known = self._shown.get((key, kind))
-        if known is None or known[0] is not source:
-            known = self._shown[key, kind] = source, make()
-        made: Made = known[1]
-        return made
-
-    def forget(self, key: bytes) -> None:
-        """Let go of a study's objects."""
-        self.released.pop(key, None)
-        for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
-            self._shown.pop((key, kind), None)
-        self._cut.pop(key, None)
-
-    def clear(self) -> None:
-        """Let go of all, as what was signed may have been signed anew."""
-        self._shown.clear()
-        self._cut.clear()
 
 
 def chunk_messages(pieces: Pieces) -> Iterator[bytes]:
@@ -171,9 +71,3 @@ def mirrored_object(mirror: Mirror, name: str, after: int) -> bytes:
     ]
     last = max((item.entry for item in found), default=after)
     return pb.MirroredObject(receipts=receipts, last=last).SerializeToString()
-
-
-def _fixed_object(current: Round) -> pb.FixedObject:
-    if current.countersigned is None or current.fixed is None:
-        raise StateError("A sum is shown once the coordinator signed for it.")
-    return fixed_object(current.receipts(), current.countersigned, current.total.digest, current.fixed.signature)

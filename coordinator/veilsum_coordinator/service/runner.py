@@ -221,7 +221,7 @@ class HubFederation(StoredFederation):
         if self._results is None:
             return
         with self._hub.changed:
-            if self._machine.replaying:
+            if self._machine.replay.releases:
                 return
         study = self.study
         described = {
@@ -274,7 +274,7 @@ def save_method_result(hub: Hub, federation: Federation, directory: Path) -> lis
     result = get_method(study.method).run(federation)
     with hub.changed:
         if (entry := hub.studies.get(bytes.fromhex(directory.name))) is not None:
-            entry.machine.check_replayed()
+            entry.machine.replay.check_over()
     _save(hub, study, directory, result)
     return sorted(path.name for path in directory.iterdir() if path.is_file())
 

@@ -44,7 +44,6 @@ def progress(machine: StudyMachine, released: int) -> float:
 
 
 def study_status(entry: StudyEntry) -> pb.StudyStatus:
-    """The status message of a study."""
     machine = entry.machine
     releases = entry.tally.releases(machine.rounds)
     done = sum(releases.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from veilsum_coordinator.results.proof import proof_file
-from veilsum_coordinator.service.guard import Context, Guard, WrongRole, guarded, guarded_stream
+from veilsum_coordinator.service.guard import Context, Guard, WrongRole
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.outage import CALL_SECONDS
 from veilsum_node.canonical import canonical
@@ -86,7 +86,6 @@ class Studies(StudiesServicer):
             raise WrongRole("The study belongs to another analyst.")
         return key
 
-    @guarded
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
         caller = self._guard.caller(context, READERS)
         with self._hub.changed:
@@ -103,14 +102,12 @@ class Studies(StudiesServicer):
             now=self._clock(),
         )
 
-    @guarded
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitReply:
         caller = self._guard.caller(context, (Role.ANALYST,))
         if len(request.study.study) > MAX_STUDY_BYTES or len(request.study.certificate) > 8192:
             raise HostileInput("The study or its certificate is larger than allowed.")
         return pb.SubmitReply(study=await asyncio.to_thread(self._hub.submit, caller.name, request.study))
 
-    @guarded
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
         caller = self._guard.caller(context, READERS)
         analyst = None if caller.role is Role.OPERATOR else caller.name
@@ -129,11 +126,9 @@ class Studies(StudiesServicer):
         shown.checkpoints.extend(rounds)
         return shown
 
-    @guarded
     async def Show(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
         return self._status(self._permitted(request.study, context))
 
-    @guarded_stream
     async def Watch(self, request: pb.ShowRequest, context: Context) -> AsyncIterator[pb.StudyStatus]:
         key = self._permitted(request.study, context)
         seen: int | bytes | None = None
@@ -158,7 +153,6 @@ class Studies(StudiesServicer):
                     async with asyncio.timeout(LOOK_SECONDS):
                         await waker.wait()
 
-    @guarded
     async def Abort(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
         key = self._permitted(request.study, context)
         self._hub.abort(key, f"aborted by {self._guard.caller(context, READERS).name}")
@@ -169,7 +163,6 @@ class Studies(StudiesServicer):
             await asyncio.sleep(STORED_SECONDS)
         return self._status(key)
 
-    @guarded
     async def Spending(self, request: pb.SpendingRequest, context: Context) -> pb.SpendingReply:
         caller = self._guard.caller(context, READERS)
         if not 0 < len(request.dataset) <= 64:
@@ -189,7 +182,6 @@ class Studies(StudiesServicer):
             reply.participants.add(participant=name, events=told)
         return reply
 
-    @guarded_stream
     async def Result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         key = self._permitted(request.study, context)
         directory, names = self._results / key.hex(), list(self._hub.shown.status(key).results)

@@ -11,7 +11,6 @@ from veilsum_proto import federation_pb2 as pb
 
 
 def enrolment_message(enrolment: Enrolment) -> pb.SignedEnrolment:
-    """An enrolment on the wire."""
     return pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
 
 
@@ -81,7 +80,6 @@ def receipt_message(receipt: SignedReceipt) -> pb.SignedReceipt:
 
 
 def box_message(box: Box) -> pb.SealedBox:
-    """A sealed box on the wire."""
     return pb.SealedBox(sender=box.sender, recipient=box.recipient, ciphertext=box.ciphertext, signature=box.signature)
 
 

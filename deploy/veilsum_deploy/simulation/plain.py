@@ -180,5 +180,4 @@ def run_plain(draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> 
 
 
 def plain_sites(draft: SimulationDraft, dealt: Deal) -> dict[str, PlainSite]:
-    """The sites of what was dealt."""
     return {name: PlainSite(dataset.records, encode=draft.program) for name, dataset in dealt.training.items()}

@@ -141,7 +141,6 @@ class RunRecorder:
             raise StateError(f"{self._folder} cannot be written ({error.strerror}).", "Check its space.") from error
 
     def close(self) -> None:
-        """Close the files."""
         self._file.close()
 
     def _keep(self, states: SiteStates) -> None:

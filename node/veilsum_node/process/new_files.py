@@ -1,7 +1,7 @@
 """Text files that a command makes: whole or not at all, and never over another one unless that is asked for."""
 
+import io
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import IO
 
 from veilsum_node.errors import StateError
 from veilsum_node.phrases import unwritable
+from veilsum_node.whole_files import whole_file
 
 
 @contextmanager
@@ -19,25 +20,15 @@ def new_file(path: Path, *, force: bool = False) -> Iterator[IO[str]]:
         StateError: it exists and ``force`` is not set, or it cannot be written.
     """
     require_new(path, force=force)
-    temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8", newline=""
-        ) as file:
-            temporary = Path(file.name)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if not force:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # fails if somebody made it meanwhile
-        temporary.replace(path)
+        with whole_file(path, replace=force) as file:
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+            yield text
+            text.detach()
     except FileExistsError as error:
         raise _exists(path) from error
     except OSError as error:
         raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def require_new(path: Path, *, force: bool = False) -> None:

@@ -24,7 +24,6 @@ def installed_distribution() -> str:
 
 
 def installed_version() -> str:
-    """Its version."""
     return version(installed_distribution())
 
 

@@ -224,7 +224,6 @@ class FramedSocket:
 
 @dataclass
 class _Slot:
-    request: Inquiry[Any]
     arrived: threading.Event = field(default_factory=threading.Event)
     frame: ReceivedFrame | None = None
 
@@ -253,7 +252,7 @@ class Caller:
     def call(self, request: Inquiry[R], seconds: float | None = None) -> R:
         """See :class:`~veilsum_participant.boundary.calls.Peer`."""
         seconds = request.seconds if seconds is None else min(seconds, request.seconds)
-        slot = _Slot(request)
+        slot = _Slot()
         with self._lock:
             if self._broken:
                 raise BrokenError(self._broken)

@@ -120,10 +120,15 @@ STALE = (Status.INVALID_ARGUMENT, Status.FAILED_PRECONDITION, Status.OUT_OF_RANG
 # -- what a coordinator sends -------------------------------------------------------------------------------------------------
 
 
-class Assignment(Message):
-    """Of an assignment what its directive does not say."""
+class Sent(Message):
+    """A message that a coordinator sends, whose later version may have more fields."""
 
     grows: ClassVar[bool] = True
+
+
+class Assignment(Sent):
+    """Of an assignment what its directive does not say."""
+
     label: str = text(1, LONGEST_NAME)
     cohort: tuple[str, ...] = texts(2, MOST_MEMBERS, LONGEST_NAME)
     nonces: bytes = octets(3, MOST_MEMBERS * DIGEST)
@@ -131,10 +136,9 @@ class Assignment(Message):
     deadline: int = number(5)
 
 
-class Directive(Message):
+class Directive(Sent):
     """What the coordinator wants of the site next; ``object`` is what it is answered by, if that came along."""
 
-    grows: ClassVar[bool] = True
     kind: int = number(1, 2**31 - 1)
     study: bytes = octets(2, 64)
     round: int = number(3)
@@ -143,61 +147,54 @@ class Directive(Message):
     object: bytes | None = optional_octets(6, CHUNK_BYTES)
 
 
-class SignedBytes(Message):
+class SignedBytes(Sent):
     """A body and the signature under it: a receipt, a countersignature, a statement."""
 
-    grows: ClassVar[bool] = True
     body: bytes = octets(1, BODY)
     signature: bytes = octets(2, SIGNATURE)
 
 
-class SignedEnrolment(Message):
+class SignedEnrolment(Sent):
     """A member's enrolment."""
 
-    grows: ClassVar[bool] = True
     certificate: bytes = octets(1, CERTIFICATE)
     body: bytes = octets(2, BODY)
     signature: bytes = octets(3, SIGNATURE)
 
 
-class StudyObject(Message):
+class StudyObject(Sent):
     """A study with its analyst's signature."""
 
-    grows: ClassVar[bool] = True
     study: bytes = octets(1, 2 * 1024 * 1024)
     signature: bytes = octets(2, SIGNATURE)
     certificate: bytes = octets(3, CERTIFICATE)
     seconds_left: int = number(4)
 
 
-class RosterObject(Message):
+class RosterObject(Sent):
     """Enrolments of a study."""
 
-    grows: ClassVar[bool] = True
     enrolments: tuple[SignedEnrolment, ...] = several(1, SignedEnrolment, MOST_MEMBERS)
 
 
-class SealedBox(Message):
+class SealedBox(Sent):
     """A sealed box."""
 
-    grows: ClassVar[bool] = True
     sender: str = text(2, LONGEST_NAME)
     recipient: str = text(3, LONGEST_NAME)
     ciphertext: bytes = octets(5, CHUNK_BYTES)
     signature: bytes = octets(6, SIGNATURE)
 
 
-class BoxesObject(Message):
+class BoxesObject(Sent):
     """The boxes for this site."""
 
-    grows: ClassVar[bool] = True
     boxes: tuple[SealedBox, ...] = several(1, SealedBox, MOST_MEMBERS)
 
 
-class MemberReceipt(Message):
+class MemberReceipt(Sent):
     """What of a member's receipt does not follow from the attempt."""
 
-    grows: ClassVar[bool] = True
     payload: bytes = octets(1, DIGEST)
     number: int = number(2)
     head: bytes = octets(3, DIGEST)
@@ -205,60 +202,53 @@ class MemberReceipt(Message):
     signature: bytes = octets(5, SIGNATURE)
 
 
-class ReceiptsWord(Message):
+class ReceiptsWord(Sent):
     """The same of the coordinator's word on the receipts."""
 
-    grows: ClassVar[bool] = True
     entry: int = number(1)
     head: bytes = octets(2, DIGEST)
     signature: bytes = octets(3, SIGNATURE)
 
 
-class SumWord(Message):
+class SumWord(Sent):
     """The same of its word on the sum."""
 
-    grows: ClassVar[bool] = True
     sum: bytes = octets(1, DIGEST)
     signature: bytes = octets(2, SIGNATURE)
 
 
-class FixedObject(Message):
+class FixedObject(Sent):
     """What a sum is checked by."""
 
-    grows: ClassVar[bool] = True
     receipts: tuple[MemberReceipt, ...] = several(1, MemberReceipt, MOST_MEMBERS)
     countersigned: ReceiptsWord = one(2, ReceiptsWord)
     fixed: SumWord = one(3, SumWord)
 
 
-class MemberAnswer(Message):
+class MemberAnswer(Sent):
     """A member's check words, signed."""
 
-    grows: ClassVar[bool] = True
     words: tuple[int, ...] = numbers(1, 64)
     signature: bytes = octets(2, SIGNATURE)
 
 
-class AnswersObject(Message):
+class AnswersObject(Sent):
     """All members' answers."""
 
-    grows: ClassVar[bool] = True
     answers: tuple[MemberAnswer, ...] = several(1, MemberAnswer, MOST_MEMBERS)
 
 
-class MemberConsent(Message):
+class MemberConsent(Sent):
     """A member's check words, its consent, and the signature that went with it."""
 
-    grows: ClassVar[bool] = True
     words: tuple[int, ...] = numbers(1, 64)
     consent: bytes = octets(2, DIGEST)
     signature: bytes = octets(3, SIGNATURE)
 
 
-class ReleaseObject(Message):
+class ReleaseObject(Sent):
     """A released round: what its members were shown and gave, and the sum as it opened."""
 
-    grows: ClassVar[bool] = True
     assignment: bytes = octets(1, CHUNK_BYTES)
     fixed: FixedObject = one(2, FixedObject)
     certificate: bytes = octets(3, CERTIFICATE)
@@ -266,19 +256,17 @@ class ReleaseObject(Message):
     total: bytes = octets(5, MAX_OBJECT_BYTES)
 
 
-class MirroredItem(Message):
+class MirroredItem(Sent):
     """One of the site's own receipts in the coordinator's mirror."""
 
-    grows: ClassVar[bool] = True
     receipt: SignedBytes = one(1, SignedBytes)
     number: int = number(2)
     consent: bytes = octets(3, SIGNATURE)
 
 
-class MirroredObject(Message):
+class MirroredObject(Sent):
     """What the mirror holds of the site after an entry."""
 
-    grows: ClassVar[bool] = True
     receipts: tuple[MirroredItem, ...] = several(1, MirroredItem, 2**24)
     last: int = number(2)
 
@@ -299,10 +287,9 @@ class Failed(Message):
     hostile: int = number(3, 1)
 
 
-class HelloReply(Message):
+class HelloReply(Sent):
     """The coordinator's greeting, as it came; the guard verifies certificate and signature over its own challenge."""
 
-    grows: ClassVar[bool] = True
     version: int = number(1, 2**32 - 1)
     now: int = number(2, 2**53)
     coordinator: str = text(3, LONGEST_NAME)

@@ -20,7 +20,7 @@ from veilsum_participant.store.attempts import is_late
 from veilsum_participant.store.peers import mirror_entry
 from veilsum_participant.store.pending import PendingState, pending_studies
 from veilsum_participant.store.studies import StudyState, count_enrolled, find_method
-from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
+from veilsum_privacy.ledger.receipts import SignedReceipt
 
 if TYPE_CHECKING:
     from veilsum_participant.protocol.contributions import Contributions
@@ -336,15 +336,7 @@ def _needed(directive: Directive, kind: ObjectKind, channel: Channel) -> bytes:
 def _shown(data: bytes, channel: Channel) -> Shown:
     from veilsum_participant.protocol.openings import Shown
 
-    sent = read(data, says.FixedObject)
-    word = sent.countersigned
-    return Shown(
-        [ReceiptPart(item.payload, item.number, item.head, item.consent, item.signature) for item in sent.receipts],
-        WordPart(word.entry, word.head, word.signature),
-        sent.fixed.sum,
-        sent.fixed.signature,
-        channel.coordinator_certificate,
-    )
+    return Shown.of(read(data, says.FixedObject), channel.coordinator_certificate)
 
 
 def _greeted_again(channel: Channel) -> bool:

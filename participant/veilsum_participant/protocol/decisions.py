@@ -132,10 +132,7 @@ def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
 def decline(site: Site, name: str, operator: str, reason: str) -> Waiting:
     """Refuse a study for good; the ledger keeps name and reason, the coordinator hears a code.
 
-    Args:
-        name: the first digits of its digest.
-        operator: who decides, up to 100 characters.
-        reason: for the record, up to 500 characters.
+    Arguments as of :func:`approve`.
 
     Raises:
         Misuse: no study, or several, wait under that name; or the operator's name or the reason is empty or too long.

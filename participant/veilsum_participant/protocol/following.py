@@ -24,7 +24,7 @@ from veilsum_participant.store.attempts import AttemptRow, paid_attempt
 from veilsum_participant.store.followed import find_followed, find_seen, keep_followed, keep_seen
 from veilsum_participant.store.tables import promised
 from veilsum_privacy.computation.following import Following as Model
-from veilsum_privacy.ledger.receipts import ReceiptPart, WordPart, parse_receipt
+from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.results.release_check import CheckedRoster, MemberPart, ReleaseParts, ReleaseRules
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, parse_assignment
@@ -108,7 +108,9 @@ class Following:
         Raises:
             HostileInput: it does not hold, is another attempt's than this site consented to, or was made of another broadcast.
         """
-        assignment, values = rules.follow(_parts(shown))
+        members = [MemberPart(item.words, item.consent, item.signature) for item in shown.members]
+        parts = ReleaseParts(shown.assignment, *Shown.of(shown.fixed, shown.certificate), members, shown.total)
+        assignment, values = rules.follow(parts)
         with self._site.database.reading() as connection:
             paid = paid_attempt(connection, opened.digest, assignment.round)
         if paid not in (None, assignment.attempt):
@@ -151,17 +153,3 @@ def keep_seen_of(
         for name, answer in zip(assignment.names, answers, strict=True)
     )
     keep_seen(connection, row.study, says.ReleaseObject(row.assignment, fixed, shown.certificate, members).to_bytes())
-
-
-def _parts(shown: says.ReleaseObject) -> ReleaseParts:
-    word, fixed = shown.fixed.countersigned, shown.fixed.fixed
-    return ReleaseParts(
-        shown.assignment,
-        [ReceiptPart(item.payload, item.number, item.head, item.consent, item.signature) for item in shown.fixed.receipts],
-        WordPart(word.entry, word.head, word.signature),
-        fixed.sum,
-        fixed.signature,
-        shown.certificate,
-        [MemberPart(item.words, item.consent, item.signature) for item in shown.members],
-        shown.total,
-    )

@@ -18,6 +18,7 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
+from veilsum_participant.boundary import front as says
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import Weights, by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
@@ -88,6 +89,13 @@ class Shown(NamedTuple):
     fixed: bytes
     signature: bytes
     certificate: bytes
+
+    @classmethod
+    def of(cls, sent: says.FixedObject, certificate: bytes) -> Shown:
+        """What was sent, by a coordinator of this certificate."""
+        word, fixed = sent.countersigned, sent.fixed
+        receipts = [ReceiptPart(item.payload, item.number, item.head, item.consent, item.signature) for item in sent.receipts]
+        return cls(receipts, WordPart(word.entry, word.head, word.signature), fixed.sum, fixed.signature, certificate)
 
 
 @dataclass(frozen=True)

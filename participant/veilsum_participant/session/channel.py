@@ -183,7 +183,6 @@ class SiteChannel:
         return self._ask(says.FetchObject(kind=kind, study=study, round=number, attempt=attempt)).data
 
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
-        """Join a study."""
         signed = says.SignedEnrolment(enrolment.certificate, enrolment.body, enrolment.signature)
         self._ask(says.Enrol(study=study, enrolment=signed))
 
@@ -202,7 +201,6 @@ class SiteChannel:
         self._ask(says.Ready(study=study))
 
     def upload(self, study: bytes, payload: Payload) -> None:
-        """Upload a payload."""
         own = payload.receipt.read()
         self._ask(
             says.UploadPayload(

@@ -117,7 +117,6 @@ def add_attempt(connection: Connection, **values: Any) -> None:
 
 
 def find_attempt(connection: Connection, study: bytes, attempt: int) -> AttemptRow | None:
-    """The attempt's row."""
     return one_row(AttemptRow, connection.execute(_ATTEMPT, {"study": study, "attempt": attempt}))
 
 
@@ -128,7 +127,6 @@ def paid_attempt(connection: Connection, study: bytes, number: int) -> int | Non
 
 
 def find_context(connection: Connection, context: bytes) -> AttemptRow | None:
-    """The row of the attempt with this context."""
     return one_row(AttemptRow, connection.execute(_CONTEXT, {"context": context}))
 
 

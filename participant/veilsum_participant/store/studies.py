@@ -68,7 +68,6 @@ def add_study(connection: Connection, **values: Any) -> None:
 
 
 def find_study(connection: Connection, digest: bytes) -> StudyRow | None:
-    """The study's row."""
     return one_row(StudyRow, connection.execute(_STUDY, {"digest": digest}))
 
 
@@ -109,7 +108,6 @@ def dump_enrolments(enrolments: "list[Enrolment]") -> bytes:
 
 
 def load_enrolments(data: bytes) -> "list[Enrolment]":
-    """Load enrolments from the store."""
     from veilsum_privacy.securesum.roster import Enrolment
 
     return [Enrolment(*(bytes.fromhex(part) for part in parts)) for parts in json.loads(data)]

@@ -16,8 +16,6 @@ MODULES: dict[str, str] = {
 
 
 class StartedWorker(Protocol):
-    """A worker that was started."""
-
     @property
     def socket(self) -> socket.socket:
         """The guard's end."""
@@ -28,8 +26,6 @@ class StartedWorker(Protocol):
 
 
 class WorkerStarter(Protocol):
-    """Starts workers."""
-
     def start(self, role: str, of: str = "") -> StartedWorker:
         """Start one, of a dataset.
 

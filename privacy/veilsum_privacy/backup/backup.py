@@ -145,7 +145,7 @@ def back_up(
                 raise StateError(f"{target} was not written correctly.", "Check the disk, then try again.")
         with _left(party.state, manifest) if last else nullcontext():
             archive.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
         with suppress(StateError):  # a folder that cannot be written must not cost the backup
             record_backup(party.state, manifest.made, manifest.head)
     except (OSError, tarfile.TarError) as error:
@@ -221,9 +221,7 @@ def copy_database(source: Path, target: Path) -> None:
         raise StateError(f"The database {source} cannot be copied: {error}.", "Check the file and the disk.") from error
     if found != ["ok"] or broken:
         raise Damage(f"The database {source} is damaged.", "Keep it as it is, and restore an earlier backup.")
-    descriptor = os.open(target, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    sync(target)
 
 
 def describe(
@@ -370,8 +368,9 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file durable, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 

@@ -27,6 +27,7 @@ from veilsum_node.identity.certificate import common_name, load_certificate
 from veilsum_node.identity.files import write_new
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.phrases import counted
+from veilsum_node.whole_files import whole_file
 from veilsum_privacy.backup.backup import (
     DATABASE,
     DIRECTORY,
@@ -38,6 +39,7 @@ from veilsum_privacy.backup.backup import (
     Manifest,
     describe,
     open_archive,
+    sync,
 )
 from veilsum_privacy.backup.restored import RESTORED, put_mark, read_mark
 from veilsum_privacy.ledger import LedgerReader
@@ -216,16 +218,9 @@ def _set_aside(state: Path) -> Path | None:
 def _put(copy: Path, state: Path) -> None:
     try:
         state.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = state.with_name(f".{state.name}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as out, copy.open("rb") as data:
+        with whole_file(state) as out, copy.open("rb") as data:
             shutil.copyfileobj(data, out)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(state)
-        descriptor = os.open(state.parent, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        sync(state.parent)
     except OSError as error:
         raise StateError(f"{state} cannot be written ({error.strerror}).", "Check the directory and its owner.") from error
 

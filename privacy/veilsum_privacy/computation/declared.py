@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -115,7 +116,7 @@ class DeclaredTask(SummedTask):
     agreed: DeclaredStudy = field(repr=False)
     shape: TaskShape = field(init=False, repr=False, compare=False)
     terms: TaskTerms = field(repr=False, compare=False)
-    _plans: dict[tuple[int, int], DeclaredPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _plans: dict[tuple[int, int], SumPlan[Self]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_terms(f"Task {self.label!r}", self.terms, self.declaration, self.study)
@@ -126,7 +127,7 @@ class DeclaredTask(SummedTask):
         """Names of the arrays that are broadcast in single precision."""
         return frozenset(self.terms.single_arrays) if self.declaration.single_precision else frozenset()
 
-    def plan(self, roster: int, cohort: int) -> DeclaredPlan:
+    def plan(self, roster: int, cohort: int) -> SumPlan[Self]:
         """The plan of a round.
 
         Args:
@@ -138,11 +139,8 @@ class DeclaredTask(SummedTask):
         """
         if (roster, cohort) not in self._plans:
             noise, encoding = self.noise(cohort), self.encoding(self.agreed.ring(roster), cohort)
-            self._plans[roster, cohort] = self._planned(SumPlan(self, encoding, noise))
+            self._plans[roster, cohort] = SumPlan(self, encoding, noise)
         return self._plans[roster, cohort]
-
-    def _planned(self, plan: SumPlan) -> DeclaredPlan:
-        return DeclaredPlan(self, plan.encoding, plan.noise)
 
     def width(self, given: Given) -> int:
         """Features of a record as it comes: the schema's, or what a program made of it before."""
@@ -193,11 +191,8 @@ class DeclaredTask(SummedTask):
         """One round of training without noise: as :meth:`veilsum_privacy.tasks.base.TrainingTask.train_plainly`."""
 
 
-@dataclass(frozen=True)
-class DeclaredPlan(SumPlan):
-    """The plan of a round's sum with the task that is summed."""
-
-    task: DeclaredTask
+DeclaredPlan = SumPlan[DeclaredTask]
+"""The plan of a round's sum."""
 
 
 def mapped_records(evaluation: Evaluation, records: Records, note: Note) -> Records:

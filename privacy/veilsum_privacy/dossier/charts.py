@@ -310,7 +310,6 @@ def rect(x: float, y: float, width: float, height: float, fill: str, *, edge: st
 
 
 def line(x: float, y: float, to_x: float, to_y: float, colour: str, *, width: float = 1) -> Markup:
-    """A straight line."""
     return Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="{}" stroke-width="{:g}"/>').format(
         x, y, to_x, to_y, colour, width
     )

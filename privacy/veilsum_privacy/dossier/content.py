@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from veilsum_node.phrases import listed
-from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, Releases, epsilon_of
-from veilsum_privacy.accounting.figures import at_sites, estimated_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, epsilon_of
+from veilsum_privacy.accounting.figures import at_sites
 from veilsum_privacy.audit.signed import SignedAudit
 from veilsum_privacy.dossier.annex import annex
 from veilsum_privacy.dossier.figures import meaning
@@ -34,6 +34,8 @@ from veilsum_privacy.dossier.model import (
 from veilsum_privacy.dossier.protection import impact_assessment, processing_record, retention_table
 from veilsum_privacy.ledger import Budget, Entry, Kind, Mechanism
 from veilsum_privacy.ledger.entries import MECHANISMS
+from veilsum_privacy.ledger.statements import estimate_of
+from veilsum_privacy.ledger.sums import Sum, total_epsilon
 
 FORMAT = "veilsum-dossier/1"
 
@@ -118,8 +120,7 @@ class _Account:
         self._name, self._entries = name, entries
         self._budget: Budget | None = None
         self._budgets: list[BudgetChange] = []
-        self._gate = Releases()
-        self._unbounded = False
+        self._charged = Sum()
         self._curve: list[DossierStep] = []
         self._releases: list[ReleaseRow] = []
         self._mechanisms: list[Mechanism] = []
@@ -188,10 +189,7 @@ class _Account:
         if entry.context is not None:
             self._open.pop(entry.context, None)
         self._mechanisms.append(mechanism)
-        if mechanism.event is not None:
-            self._gate = self._gate.with_event(mechanism.event)
-        elif not mechanism.free:
-            self._unbounded = True
+        self._charged.add(mechanism)
         total, budget = self._spent(), self._budget
         self._curve.append(DossierStep(entry.seq, entry.time, total, None if budget is None else budget.epsilon))
         self._releases.append(self._release(entry, mechanism, total))
@@ -248,15 +246,13 @@ class _Account:
         if not self._mechanisms:
             return 0.0
         delta = self._delta()
-        return math.inf if self._unbounded or not delta else self._gate.epsilon(delta, self._adaptive)
+        return math.inf if self._charged.unbounded or not delta else self._charged.gate.epsilon(delta, self._adaptive)
 
     def _total(self, mechanisms: Iterable[Mechanism], *, alone: bool = False) -> float:
         return _epsilon_of(Counter(mechanisms), self._delta(), self._adaptive, alone=alone)
 
     def _estimate(self, spent: float) -> float | None:
-        if self._budget is None or not math.isfinite(spent):
-            return None
-        return estimated_epsilon(self._gate, self._delta(), self._adaptive)
+        return None if self._budget is None or not math.isfinite(spent) else estimate_of(self._charged, self._budget)
 
     def _studies(self) -> list[StudySpending]:
         charged: defaultdict[str, list[int]] = defaultdict(list)
@@ -282,7 +278,7 @@ class _Account:
         """For a person with a record at each of several sites of every sum."""
         events = Counter(event for mechanism in self._mechanisms if (event := mechanism.event) is not None)
         delta, unsampled = self._delta(), all(event.sampling_rate == 1 for event in events)
-        if not (events and delta and unsampled) or self._unbounded:
+        if not (events and delta and unsampled) or self._charged.unbounded:
             return ()
         largest = max(release.cohort for release in self._releases)
         found = []
@@ -299,15 +295,9 @@ def _epsilon(mechanism: Mechanism, delta: float, adaptive: Adaptive, *, alone: b
 
 def _epsilon_of(counted: Mapping[Mechanism, int], delta: float, adaptive: Adaptive, *, alone: bool) -> float:
     """Epsilon; infinite without noise, or without a delta: after a charge that was recovered without any budget."""
-    events: Counter[GaussianEvent] = Counter()
-    for mechanism, count in counted.items():
-        if mechanism.free:
-            continue
-        event = mechanism.event_alone if alone else mechanism.event
-        if event is None or not delta:
-            return math.inf
-        events[event] += count
-    return epsilon_of(events, delta, adaptive) if events else 0.0
+    if not delta:
+        return 0.0 if all(mechanism.free for mechanism in counted) else math.inf
+    return total_epsilon(counted, delta, adaptive, alone=alone)
 
 
 def _colluders(mechanisms: Iterable[Mechanism]) -> int | None:

@@ -30,7 +30,6 @@ class StudyTerms:
 
     @staticmethod
     def of(study: Study) -> "StudyTerms":
-        """The terms of a study."""
         privacy = study.privacy
         return StudyTerms(
             privacy.epsilon,

@@ -116,20 +116,11 @@ class Gate:
         *,
         now: int | None = None,
     ) -> int:
-        """Spend a reservation for good; belongs into the transaction that makes the consent durable.
+        """Spend a reservation for good; see :meth:`veilsum_privacy.ledger.ledger.Ledger.charge`.
 
         Args:
-            connection: of the caller's transaction.
-            context: of the attempt, 32 bytes.
             witnessed: what else the entry says of the release; where that does not hold it raises, and nothing is charged.
             now: the entry's time, if it was read already.
-
-        Returns:
-            The entry's number; that of the first call if it was charged before.
-
-        Raises:
-            Refusal: ``BUDGET``: the budget was lowered since and no longer bears what is charged and open.
-            StateError: nothing is reserved for the context, it was freed, or the round was charged under another context.
         """
         found = about(connection, context)
         done = found.get(Kind.CHARGE) or found.get(Kind.RECOVERY)
@@ -166,20 +157,11 @@ class Gate:
         population: str,
         shown: Callable[[str], tuple[Reservation, Mapping[str, Any]]],
     ) -> int | None:
-        """Charge what was consented to and this ledger does not know as charged, whatever the budget says.
+        """Charge what was consented to, whatever the budget says; see :meth:`veilsum_privacy.ledger.ledger.Ledger.recover`.
 
         Args:
-            connection: of the caller's transaction.
-            context: of the release, 32 bytes.
-            population: whose budget it draws on, unless the ledger still knows its reservation.
             shown: the release, for a population's name, and what else the entry says; where these do not hold it raises, and
                 nothing is charged.
-
-        Returns:
-            The entry's number, or None if it was charged already.
-
-        Raises:
-            HostileInput: it does not fit the reservation of its context.
         """
         found = about(connection, context)
         if any(kind in found for kind in PAID):

@@ -42,16 +42,8 @@ MOST_ITEMS = 16
 class Ledger(Gate, LedgerReader):
     """A site's ledger, to write and to read; created with its first entry if the database has none.
 
-    Args:
-        database: from :func:`veilsum_node.database.open_database`.
-        credentials: the site's; with another key than before, a ``key`` entry names its certificate.
-        clock: unix seconds.
-        random: for the 32 bytes of each entry.
-
-    Raises:
-        HostileInput: the credentials' certificate is not valid now.
-        StateError: the ledger in the database is another site's.
-        Damage: its first entry is damaged.
+    Arguments and errors are those of :class:`~veilsum_privacy.ledger.chain.Chain`. With credentials of another key than
+    before, a ``key`` entry names their certificate.
     """
 
     def __init__(

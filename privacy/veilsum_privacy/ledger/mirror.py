@@ -71,16 +71,7 @@ class Mirrored:
 class Mirror(ChainReader):
     """A coordinator's mirror, to write and to read; created with its first entry if the database has none.
 
-    Args:
-        database: from :func:`veilsum_node.database.open_database`.
-        credentials: the coordinator's.
-        clock: unix seconds.
-        random: for the 32 bytes of each entry.
-
-    Raises:
-        HostileInput: the credentials' certificate is not valid now.
-        StateError: the ledger in the database is another party's.
-        Damage: its first entry is damaged.
+    Arguments and errors are those of :class:`~veilsum_privacy.ledger.chain.Chain`.
     """
 
     def __init__(

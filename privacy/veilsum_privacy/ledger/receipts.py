@@ -215,7 +215,6 @@ def _check_part(number: int, *digests: bytes) -> None:
 
 
 def sign_receipt(receipt: Receipt, key: SigningKey) -> SignedReceipt:
-    """Sign a receipt."""
     body = receipt.to_bytes()
     return SignedReceipt(body, key.sign(Label.RECEIPT, body))
 

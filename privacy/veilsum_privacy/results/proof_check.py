@@ -15,6 +15,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, Role, verify
 from veilsum_node.identity.certificate import federation_id
 from veilsum_privacy.computation.declared import DeclaredTask
+from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import Receipt
 from veilsum_privacy.results.former.layout import FormerStudy, former_context, former_plan
 from veilsum_privacy.results.former.proof import FormerReleaseProof
@@ -24,7 +25,6 @@ from veilsum_privacy.results.release_check import (
     CheckedRoster,
     ProofFault,
     ReleaseRules,
-    ShownProof,
     certified,
     in_its_time,
     part,
@@ -153,8 +153,9 @@ class ReleaseChecker(ReleaseRules):
     ) -> tuple[Integers, Sequence[Receipt]]:
         """The values that the sum opens to, whoever says what of them."""
         plan, context = self._planned(where, assignment, task)
-        shown = ShownProof(proof.coordinator, proof.countersigned, proof.evidence)
-        held, coordinator = self._held(where, assignment, plan, context, shown)
+        mechanism = Mechanism.of(plan.declaration, plan.noise)
+        held = self._held(where, assignment, mechanism, context, proof.evidence)
+        coordinator = self._countersigned(where, held, proof.countersigned, proof.coordinator)
         with part(where, "The sum does not hold:"):
             values = verify_evidence(held, plan.encoding, coordinator)
             self._named(assignment, values, entry)
@@ -168,8 +169,9 @@ class ReleaseChecker(ReleaseRules):
         with part(where, "The context cannot be computed:"):
             plan = former_plan(task, len(checked.roster.names), len(assignment.names))
             context = former_context(plan, checked.roster, proof.keys, assignment)
-        shown = ShownProof(proof.coordinator, proof.countersigned, proof)
-        held, _ = self._held(where, assignment, plan, context, shown, 1)
+        mechanism = Mechanism.of(task.declaration, plan.noise)
+        held = self._held(where, assignment, mechanism, context, proof, 1)
+        self._countersigned(where, held, proof.countersigned, proof.coordinator)
         identities = {name: checked.roster.member(name).identity for name in assignment.names}
 
         def words(padded: bool) -> bytes:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from cryptography import x509
 
@@ -30,7 +30,6 @@ from veilsum_privacy.ledger.receipts import (
     whole_receipts,
     whole_word,
 )
-from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.release_names import round_file
 from veilsum_privacy.results.sum_evidence import Evidence, Held, Shown, check_bodies, verify_opened
 from veilsum_privacy.securesum.check_words import Signed, SumStatement
@@ -61,29 +60,6 @@ def part(where: str, what: str = "") -> Iterator[None]:
         raise
     except VeilsumError as error:
         raise ProofFault(where, f"{what} {error.message}".strip(), error.advice) from error
-
-
-class RoundShape(Protocol):
-    """What a plan of a round says in every version of the protocol."""
-
-    @property
-    def task(self) -> DeclaredTask: ...
-    @property
-    def noise(self) -> NoisePlan: ...
-
-
-class ShownProof(NamedTuple, Generic[Shown]):
-    """What a proof holds in every version of the protocol.
-
-    Attributes:
-        coordinator: its certificate, DER.
-        countersigned: its word on the receipts.
-        receipted: what shows receipts and consents; since version 6 the sum's evidence.
-    """
-
-    coordinator: bytes
-    countersigned: SignedReceipt
-    receipted: Shown
 
 
 @dataclass(frozen=True)
@@ -187,15 +163,19 @@ class ReleaseRules:
         assignment, task = self._assignment(where, self._round + 1, None, parts.assignment)
         plan, context = self._planned(where, assignment, task)
         with part(where, "What was signed does not hold:"):
-            proof = self._whole(assignment, plan, context, parts)
-        held, coordinator = self._held(where, assignment, plan, context, proof)
+            word, evidence = self._whole(assignment, plan, context, parts)
+        mechanism = Mechanism.of(plan.declaration, plan.noise)
+        held = self._held(where, assignment, mechanism, context, evidence)
+        coordinator = self._countersigned(where, held, word, parts.coordinator)
         with part(where, "The sum does not hold:"):
             values = verify_opened(held, plan.encoding, coordinator)
         self._passed(assignment, held.receipts)
         return assignment, values
 
-    def _whole(self, assignment: Assignment, plan: DeclaredPlan, context: bytes, parts: ReleaseParts) -> ShownProof[Evidence]:
-        """The proof, with the texts that each party signed if it signed for this attempt."""
+    def _whole(
+        self, assignment: Assignment, plan: DeclaredPlan, context: bytes, parts: ReleaseParts
+    ) -> tuple[SignedReceipt, Evidence]:
+        """The coordinator's word on the receipts, and the evidence, each text as it was signed if it was for this attempt."""
         checked, study, names, none = self._checked, self._checked.study, assignment.names, bytes(32)
         mechanism, about = Mechanism.of(plan.declaration, plan.noise), (assignment.round, assignment.attempt, context)
         own = Receipt(
@@ -219,7 +199,7 @@ class ReleaseRules:
             tuple(item.consent for item in parts.members),
             tuple(item.agreed for item in parts.members),
         )
-        return ShownProof(parts.coordinator, word, evidence)
+        return word, evidence
 
     def _passed(self, assignment: Assignment, receipts: Sequence[Receipt]) -> None:
         """Hold the next release to this one."""
@@ -251,20 +231,14 @@ class ReleaseRules:
         return assignment, task
 
     def _held(
-        self,
-        where: str,
-        assignment: Assignment,
-        plan: RoundShape,
-        context: bytes,
-        proof: ShownProof[Shown],
-        version: int = 6,
-    ) -> tuple[Held[Shown], Identity]:
-        """The cohort's receipts, countersigned, with the consents that they promise; and the coordinator."""
+        self, where: str, assignment: Assignment, mechanism: Mechanism, context: bytes, shown: Shown, version: int = 6
+    ) -> Held[Shown]:
+        """The cohort's receipts for such a release, with the consents that they promise."""
         checked, study, names = self._checked, self._checked.study, assignment.names
         with part(where):
             cohort = [checked.roster.member(name).identity for name in names]
-            held = Held(proof.receipted, cohort, checked.digest, context, version)
-        about = assignment.round, assignment.attempt, study.dataset, Mechanism.of(plan.task.declaration, plan.noise)
+            held = Held(shown, cohort, checked.digest, context, version)
+        about = assignment.round, assignment.attempt, study.dataset, mechanism
         for name, receipt in zip(names, held.receipts, strict=True):
             with part(where, f"The receipt of {name} does not hold:"):
                 described = receipt.round, receipt.attempt, receipt.dataset, receipt.mechanism
@@ -272,15 +246,16 @@ class ReleaseRules:
                     raise HostileInput("It describes a different release than this attempt's.")
                 if receipt.number <= self._numbers.get(name, 0):
                     raise HostileInput("Its number is not above that of the member's receipt before it.")
-        return held, self._countersigned(where, held, proof)
+        return held
 
-    def _countersigned(self, where: str, held: Held[Shown], proof: ShownProof[Shown]) -> Identity:
+    def _countersigned(self, where: str, held: Held[Shown], countersigned: SignedReceipt, certificate: bytes) -> Identity:
+        """The coordinator, by its certificate, if it countersigned these receipts."""
         checked, study, receipt = self._checked, self._checked.study, held.receipts[0]
         with part(where, "The coordinator's countersignature does not hold:"):
-            coordinator = certified(proof.coordinator, checked.authority, Role.COORDINATOR, study)
+            coordinator = certified(certificate, checked.authority, Role.COORDINATOR, study)
             if coordinator.name != study.coordinator:
                 raise HostileInput("It is by a different coordinator than the study names.")
-            word = verify_countersignature(proof.countersigned, coordinator, checked.digest, held.context, held.shown.receipts)
+            word = verify_countersignature(countersigned, coordinator, checked.digest, held.context, held.shown.receipts)
             if (word.round, word.attempt) != (receipt.round, receipt.attempt):
                 raise HostileInput("It is about another round or attempt.")
         return coordinator

@@ -7,8 +7,6 @@ a reader needs no code of this project.
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput, Misuse, Unavailable
 from veilsum_node.file_names import is_name, write_files
 from veilsum_node.phrases import unreadable
+from veilsum_node.whole_files import whole_file
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, round_of
 from veilsum_privacy.results.release_names import FOLDER
 from veilsum_privacy.securesum.array_bytes import array_pieces
@@ -72,7 +71,8 @@ def save_result(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, pieces in _files(result, study, releases):
-            _replace(directory / name, pieces)
+            with whole_file(directory / name) as file:
+                file.writelines(pieces)
     except OSError as error:
         raise Unavailable(f"{directory}: the result cannot be written ({error.strerror}).", "Check path and space.") from error
     return directory / MANIFEST
@@ -216,17 +216,3 @@ def _no_names(method: Any, summary: Any) -> list[str]:
     if not isinstance(summary, Mapping):
         raise TypeError("a summary is a mapping")
     return [str(name)[:80] for name in (method, *summary) if not is_name(name)]
-
-
-def _replace(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write the pieces durably under a temporary name, then rename."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -149,8 +150,11 @@ def shared_ring(tasks: Iterable[SummedTask], roster: int) -> RingParameters:
     return choose_ring([(task.size, task.largest, task.released_variance(roster)) for task in tasks], roster)
 
 
+Task_co = TypeVar("Task_co", bound=SummedTask, covariant=True)
+
+
 @dataclass(frozen=True)
-class SumPlan:
+class SumPlan(Generic[Task_co]):
     """All that follows from study, cohort size and task: the same for every party.
 
     Attributes:
@@ -159,7 +163,7 @@ class SumPlan:
         noise: that its members add.
     """
 
-    task: SummedTask
+    task: Task_co
     encoding: OneTimePlan
     noise: NoisePlan
 

@@ -142,20 +142,15 @@ class _Statement:
         return canonical({"v": 6, **vars(self)})
 
     def sign(self, key: SigningKey) -> Signed:
-        """Sign it."""
         body = self.to_bytes()
         return Signed(body, key.sign(self.label, body))
 
 
 @dataclass(frozen=True)
 class _OfMember(_Statement):
-    """What a member signs.
+    """What a member signs; attributes as of :class:`~veilsum_privacy.ledger.receipts.Receipt`, and:
 
     Attributes:
-        study: digest of the study.
-        participant: the signer's name.
-        round, attempt: which sum.
-        context: digest c of the attempt.
         challenge: rho.
         sum: D.
     """

@@ -101,7 +101,7 @@ def parse_assignment(data: bytes) -> Assignment:
     return assignment
 
 
-def context_digest(plan: SumPlan, roster: Roster, assignment: Assignment) -> bytes:
+def context_digest(plan: SumPlan[SummedTask], roster: Roster, assignment: Assignment) -> bytes:
     """Digest c of one attempt (32 bytes), as the design's list has it."""
     own = {"v": 6, "encoding": plan.encoding.to_context(), "ring": plan.encoding.ring.to_context()}
     return digest("veilsum/6/context", canonical(context_fields(plan.task, plan.noise, roster, assignment) | own))

@@ -27,8 +27,6 @@ _BLOCK = 1 << 14  # words of one stream at a time: what is drawn and added stays
 
 
 class StreamPurpose(StrEnum):
-    """What a stream is for."""
-
     PAIR_KEY = "pair-key"
     PAIR_CHECK = "pair-check"
     PAIR_DATA = "pair-data"

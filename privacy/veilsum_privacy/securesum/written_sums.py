@@ -39,17 +39,9 @@ class Opening:
 
 
 def open_total(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Opening:
-    """Open a sum, of which all is kept that its bytes are made of.
+    """Open a sum, of which all is kept that its bytes are made of; arguments and errors as of :func:`.opening.open_words`.
 
-    Args:
-        total: the sum of all contributions of the cohort; its coefficients give way to the words M below t, the self-masks of
-            the data still on, so it is used up.
-        plan: of the sum.
-        context: the digest c.
-        consents: of every member in the cohort's order, held to its receipt before.
-
-    Raises:
-        HostileInput: it does not open.
+    The sum is used up: its coefficients give way to the words.
     """
     keys, prime = open_keys_of(total, plan, context, consents), plan.ring.prime
     words, rests = total.coefficients, np.empty(plan.words, dtype=np.int16)  # an error is below 2^13

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.declared import DeclaredPlan, DeclaredStudy, DeclaredTask, Given, Note
+from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask, Given, Note
 from veilsum_privacy.computation.terms import TaskTerms
 from veilsum_privacy.mechanism.requests import Trained, Training
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
@@ -89,13 +89,6 @@ class AgreedTask(DeclaredTask):
     def unit(self) -> float:
         """What one grid unit is worth in the task's weighted vector."""
         return self.task.unit(self.declaration)
-
-    def plan(self, roster: int, cohort: int) -> RoundPlan:
-        """As of :class:`.DeclaredTask`."""
-        return cast(RoundPlan, super().plan(roster, cohort))
-
-    def _planned(self, plan: SumPlan) -> RoundPlan:
-        return RoundPlan(self, plan.encoding, plan.noise)
 
     # -- what is broadcast -------------------------------------------------------------------------------------------------
 
@@ -200,8 +193,5 @@ def source_blocks(source: AgreedTask, kept: Mapping[str, Integers]) -> tuple[dic
     return source.kept_blocks(kept[source.label])
 
 
-@dataclass(frozen=True)
-class RoundPlan(DeclaredPlan):
-    """The plan of a round's sum with the task that is summed."""
-
-    task: AgreedTask
+RoundPlan = SumPlan[AgreedTask]
+"""The plan of a round's sum, with the task's code."""

@@ -102,7 +102,6 @@ class Outcome(Frozen):
         return next(column for column in schema.columns if column.name == self.column and isinstance(column, NumberColumn))
 
     def build(self, schema: DatasetSchema) -> OutcomeLoss:
-        """The loss."""
         if self.loss == "squared":
             return Squared()
         if self.loss == "huber":

@@ -106,7 +106,7 @@ class Stage:
         self.loop = asyncio.new_event_loop()
         self.metrics = Metrics(self.bed.clock)
         self.hub = self.bed.hub
-        guard = Guard(self.hub.credentials, self.bed.clock, self.metrics)
+        guard = self._guard = Guard(self.hub.credentials, self.bed.clock, self.metrics)
         self._services: list[Any] = []
 
         async def make() -> None:
@@ -149,10 +149,10 @@ class Stage:
         request = _stream(call.messages) if streams else call.messages[0]
 
         async def run() -> list[Any]:
-            answer = getattr(service, call.method)(request, context)
-            if not hasattr(answer, "__aiter__"):
-                return [await answer]
-            found: list[Any] = []
+            given = getattr(service, call.method)(request, context)
+            if not hasattr(given, "__aiter__"):
+                return [await self._guard.unary(context, lambda: given)]
+            answer, found = self._guard.stream(context, lambda: given), list[Any]()
             try:
                 while len(found) < 100:
                     message = await asyncio.wait_for(anext(answer), 0.02 if call.method in ("Work", "Watch") else 10)
@@ -183,8 +183,8 @@ class Stage:
         if phase == "over":
             self.finish()
             return
-        with self.hub.change(self.key) as held:
-            held.start_round("statistics", ())
+        with self.hub.changing(self.key):
+            machine.start_round("statistics", ())
         wanted = RoundPhase(phase)
         self._drive(lambda: machine.round is None or machine.round.phase is wanted)
 

@@ -15,15 +15,10 @@ from veilsum_privacy.results.proof_files import read_pair, signed_pair
 
 @dataclass(frozen=True)
 class FormerReleaseProof:
-    """What shows that one release was opened as it should.
+    """What shows that one release was opened as it should; attributes as of :class:`.proof_files.ReleaseProof`, and:
 
     Attributes:
-        assignment: canonical JSON.
         keys: digest of the dealt keys.
-        receipts: of the cohort, in its order.
-        countersigned: the coordinator's word on them.
-        coordinator: its certificate, DER.
-        consents: of the cohort, in its order.
         values: (size,) the released sum in grid units.
     """
 

@@ -23,13 +23,9 @@ LEAST_DECRYPTORS = 2
 
 @dataclass(frozen=True)
 class Statement:
-    """What a decryptor signed.
+    """What a decryptor signed; attributes as of :class:`~veilsum_privacy.ledger.receipts.Receipt`, and:
 
     Attributes:
-        study: digest of the study.
-        participant: the signer's name.
-        round, attempt: which sum.
-        context: digest c of the attempt.
         keys: digest of the dealt keys, which is a part of the context.
         words: :func:`words_digest` of the decrypted words.
     """

@@ -95,7 +95,6 @@ def _open(resolved: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[st
 
 
 def _kind(name: str) -> type[Architecture]:
-    """The architecture of this name."""
     if name in MODELS or name in RELEASED:
         return MODELS[name] if name in MODELS else RELEASED[name]
     installed = {point.name: point for point in entry_points(group=GROUP)}
