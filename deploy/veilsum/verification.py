@@ -237,28 +237,34 @@ class Look:
         return {"verified": True, "rounded": self.rounded, "releases": count, "bytes": size}
 
 
-def look_at(directory: Path, authority: x509.Certificate) -> Look:
-    """Verify a result that was just fetched; one that agrees up to rounding passes, and that is said."""
+def look_at(directory: Path, authority: x509.Certificate, study: bytes) -> Look:
+    """Verify a result that was just fetched for a study; one that agrees up to rounding passes, and that is said."""
     if not (directory / STUDY_FILE).exists():
         return Look(
             None, missing="The coordinator has no proof of it. Software before 0.2 kept none; --no-proof accepts it anyway."
         )
     try:
         try:
-            return Look(verify_result(directory, authority))
+            return Look(verify_result(directory, authority, study=study))
         except ProofFault:  # on another kind of processor numbers may be rounded otherwise
-            return Look(verify_result(directory, authority, tolerance=ROUNDING), rounded=True)
+            return Look(verify_result(directory, authority, study=study, tolerance=ROUNDING), rounded=True)
     except ProofFault as fault:
         return Look(None, fault=str(fault))
 
 
 def verify_result(
-    directory: Path, authority: x509.Certificate, *, uses: Path | None = None, tolerance: float = 0.0
+    directory: Path,
+    authority: x509.Certificate,
+    *,
+    study: bytes | None = None,
+    uses: Path | None = None,
+    tolerance: float = 0.0,
 ) -> Verified:
     """Verify a result by its proof, part by part.
 
     Args:
         directory: of the result, with its proof.
+        study: digest of the one that it has to be of; None for any, which then only a reader of what is said can tell.
         uses: folder of results that the study builds on, for one that evaluates a released model.
         tolerance: largest relative difference of two numbers that is let pass, for machines that round otherwise. With 0, a
             result that this process repeats but for its rounding is verified by another process, as a coordinator computes.
@@ -281,6 +287,9 @@ def verify_result(
     with part(STUDY_FILE):
         proof = StudyProof.parse(read(STUDY_FILE))
     checked = check_study(proof, authority)
+    if study not in (None, checked.digest):
+        told = f"It is of the study {checked.digest.hex()[:12]} ({checked.study.name}), and not of the one that was asked for."
+        raise ProofFault(STUDY_FILE, told, "The coordinator gave another study's result: do not use it.")
     software = manifest.get("software")
     try:
         with part(STUDY_FILE, "This version cannot repeat it:"):

@@ -23,7 +23,7 @@ from veilsum_participant.datasets import Datasets
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.openings import Consent, Shown
-from veilsum_participant.protocol.recovery import give_up_restored
+from veilsum_participant.protocol.recovery import begin_restored
 from veilsum_participant.site import Site, SiteObserver, Stage
 from veilsum_participant.store.attempts import AttemptState, add_attempt, attempts_in, change_attempt
 from veilsum_participant.store.peers import keep_peers, peer_numbers
@@ -168,12 +168,11 @@ def test_a_restored_state_answers_nothing_that_it_may_have_answered(cohort: Coho
     site.config.state.write_bytes(copy.read_bytes())
     cohort.restart("a")
     site = cohort.bed.sites["a"]
-    with site.database.transaction() as connection:
-        give_up_restored(connection, site)
+    begin_restored(site)
     assert cohort.row().state is AttemptState.PAYLOAD, "without a mark it is the site's own state"
     with site.database.transaction() as connection:
         put_mark(connection, site.clock(), site.ledger.head(connection))
-        give_up_restored(connection, site)
+    begin_restored(site)
     row = cohort.row()
     assert (row.state, row.consent, row.payload, row.words) == (AttemptState.TOMBSTONE, None, None, None)
     for question in (cohort.shown(), cohort.shown(fixed=cohort.fixed(OTHER))):

@@ -25,6 +25,7 @@ from veilsum_participant.data.duck import count_texts
 from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.recipes import recipe_texts
 from veilsum_participant.settings.dataset_config import DatasetConfig
+from veilsum_participant.settings.forms import PLAIN, Dialect
 from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema_file import load_schema
 
@@ -490,7 +491,8 @@ def test_a_query_yields_what_it_says(tmp_path: Path, recipe: Path, name: str, fo
     entries = make_export()
     files = write_export(tmp_path / "export", entries, form)
     schema = load_schema(recipe / f"{name}.toml")
-    query = SourceQuery(name, (recipe / f"{name}.sql").read_text(), files=files)
+    dialect = Dialect(encoding="utf-16") if form == "utf-16" else PLAIN
+    query = SourceQuery(name, (recipe / f"{name}.sql").read_text(), files=files, dialect=dialect)
     check_structure(query, schema, subject="patient")
     table = read_table(query, schema, subject="patient")
     read = {**{column: array.to_pylist() for column, array in table.columns.items()}, "patient": table.subjects.to_pylist()}

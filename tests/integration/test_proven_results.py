@@ -57,6 +57,11 @@ class Proven:
     def authority(self) -> x509.Certificate:
         return self.bed.analyst.authority
 
+    @property
+    def study(self) -> bytes:
+        """Its digest."""
+        return bytes.fromhex(self.directory.name)
+
     def copy(self, place: Path) -> Copied:
         """The same elsewhere, to be changed."""
         shutil.rmtree(place, ignore_errors=True)
@@ -321,7 +326,7 @@ def test_what_was_changed_is_named(proven: Proven, tmp_path: Path, change: str) 
     work(result)
     fault = result.fault()
     assert (fault.where, match in fault.what) == (where, True), str(fault)
-    assert not look_at(result.directory, result.authority).verified or change == "a digit of an array"
+    assert not look_at(result.directory, result.authority, proven.study).verified or change == "a digit of an array"
 
 
 def test_each_sum_is_opened_once(proven: Proven, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +393,17 @@ def test_a_broadcast_that_the_releases_do_not_make(tmp_path: Path, monkeypatch: 
     assert caught.value.where in names
 
 
+def test_the_result_of_another_study_is_not_the_one_that_was_asked_for(proven: Proven) -> None:
+    """All of it is proven, and of a study that an analyst of this federation signed."""
+    assert look_at(proven.directory, proven.authority, proven.study).verified is not None
+    other = bytes([proven.study[0] ^ 1]) + proven.study[1:]
+    look = look_at(proven.directory, proven.authority, other)
+    assert look.verified is None
+    assert "not of the one that was asked for" in look.fault
+    with pytest.raises(ProofFault, match="another study's result"):
+        verify_result(proven.directory, proven.authority, study=other)
+
+
 def test_another_authority(proven: Proven, tmp_path: Path) -> None:
     other = make_bed(tmp_path, make_data("ab", 1, 1))
     with pytest.raises(ProofFault, match="different federation"):
@@ -403,7 +419,7 @@ def test_rounding_passes_only_when_it_is_let(proven: Proven, tmp_path: Path) -> 
     found = verify_result(result.directory, result.authority, tolerance=1e-9)
     assert not found.comparison.exact
     assert 0 < found.comparison.largest < 1e-9
-    assert look_at(result.directory, result.authority).rounded
+    assert look_at(result.directory, result.authority, proven.study).rounded
     result = proven.copy(tmp_path / "result")
     arrays = load_file(result.directory / ARRAYS)
     arrays[sorted(arrays)[0]].reshape(-1)[0] += 1e-4
@@ -411,7 +427,7 @@ def test_rounding_passes_only_when_it_is_let(proven: Proven, tmp_path: Path) -> 
     new = hashlib.sha256((result.directory / ARRAYS).read_bytes()).hexdigest()
     result.change(MANIFEST, "files", ARRAYS, to=lambda _: new)
     assert "--tolerance" not in result.fault().advice
-    assert look_at(result.directory, result.authority).fault
+    assert look_at(result.directory, result.authority, proven.study).fault
 
 
 FILES = [MANIFEST, ARRAYS, STUDY_FILE, FIRST, SECOND, TOTAL, round_file(4)]
@@ -503,7 +519,7 @@ def test_a_study_of_older_software_has_no_proof(tmp_path: Path) -> None:
     for name in (STUDY_FILE, FIRST):
         with pytest.raises(HostileInput, match="kept"):
             proof_file(bed.hub.journal.database, key, name)
-    look = look_at(tmp_path / "results" / key.hex(), bed.analyst.authority)
+    look = look_at(tmp_path / "results" / key.hex(), bed.analyst.authority, key)
     assert look.verified is None
     assert "no proof" in look.missing
     with database.transaction() as connection:

@@ -493,7 +493,8 @@ def test_a_real_federation_is_asked_the_same_way(tmp_path: Path, monkeypatch: py
             plan = data.count().plan()
             assert "exact" in plan.verdict
             assert "sites: a, b, c" in plan.summary()
-            run = data.count().submit()
+            run, other = data.count().submit(), data.count().submit()
+            assert other.result().rows()[0]["count"]["value"] == 120
         again = veilsum.attach(run.id[:10], tmp_path)  # as another kernel would, when the first one's connection is gone
         result = again.result()
         assert result.rows()[0]["count"]["value"] == 120
@@ -502,7 +503,14 @@ def test_a_real_federation_is_asked_the_same_way(tmp_path: Path, monkeypatch: py
             veilsum.attach("0000", settings)
 
         from veilsum.api import results
+        from veilsum.remote import Remote
         from veilsum.verification import Look
+
+        real = Remote._file
+        with monkeypatch.context() as swapped:  # a coordinator that gives the proven result of another study
+            swapped.setattr(Remote, "_file", lambda remote, _, *rest: real(remote, other.key, *rest))
+            with pytest.raises(HostileInput, match="not of the one that was asked for"):
+                results.fetched_result(again.federation, again.key, None)
 
         monkeypatch.setattr("veilsum.verification.look_at", lambda *_: Look(None, fault="a sum is not theirs"))
         with pytest.raises(HostileInput, match="a sum is not theirs"):

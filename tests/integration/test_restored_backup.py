@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
+import sqlite3
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from support.network import PATIENCE, running_client, running_server, submit, wa
 from support.restoring import copy_database, restore, vouch
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.errors import RefusalCode, StateError
+from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.transport.channel import open_channel
@@ -30,7 +32,7 @@ from veilsum_participant.protocol.endorsement import recover_receipts
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import UndeliveredError
-from veilsum_participant.session.client import Client
+from veilsum_participant.session.client import Client, open_site
 from veilsum_participant.site import Site
 from veilsum_participant.store.peers import keep_mirror_entry
 from veilsum_privacy.ledger import Kind
@@ -233,6 +235,75 @@ def test_a_mirror_that_lies_changes_nothing(attack: Adversary, tmp_path: Path) -
     assert site.ledger.entries() == before
     assert len(show(attack, *((lie, 20, b"") for lie in lies), (good, 21, b""), (good, 22, b""))) == 1
     assert charged(site) == [(Kind.RECOVERY, parsed.context)]
+
+
+def older_ledger(newer: Path, older: Path, target: Path, cut: int = 0) -> Path:
+    """A file with the store of one copy and the ledger of another, less its last entries."""
+    target.write_bytes(newer.read_bytes())
+    with closing(sqlite3.connect(target, isolation_level=None)) as made:
+        made.execute("ATTACH ? AS other", (str(older),))
+        triggers = made.execute("SELECT name, sql FROM main.sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            made.execute(f"DROP TRIGGER {name}")
+        for (table,) in made.execute(
+            "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name LIKE 'ledger%'"
+        ).fetchall():
+            made.execute(f"DELETE FROM main.{table}")  # noqa: S608  a table's name
+            made.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table}")  # noqa: S608
+        (last,) = made.execute("SELECT max(seq) FROM main.ledger").fetchone()
+        made.execute("DELETE FROM main.ledger WHERE seq > ?", (last - cut,))
+        made.execute("DELETE FROM main.ledger_receipt WHERE entry > ?", (last - cut,))
+        for _, text in triggers:
+            made.execute(text)
+    return target
+
+
+def test_a_ledger_that_is_older_than_its_store_charges_what_that_consented_to(attack: Adversary, tmp_path: Path) -> None:
+    """A file mended by hand, say: every ledger of a study with every store of it, and ledgers that were cut at their end."""
+    copies: list[tuple[Path, bool]] = []  # and whether the site had consented by then
+
+    def keep(*, consented: bool = False) -> None:
+        copy_database(attack.bed.sites["a"].config.state, copy := tmp_path / f"{len(copies)}.db")
+        copies.append((copy, consented))
+
+    keep()
+    attack.collect()
+    keep()
+    answers = attack.answers()
+    keep()
+    for name in attack.bed.sites:
+        attack.ask_consent(name, answers)
+    keep(consented=True)
+    attack.tell("a", pb.DIRECTIVE_KIND_RELEASED, 1, 1)
+    keep(consented=True)
+    attack.assign("a", attack.assignment(number=2, attempt=2))
+    keep(consented=True)
+    context, config = context_of(own(attack)), attack.bed.sites["a"].config
+    attack.bed.sites["a"].database.close()
+    lacked = 0
+    for (ledger, charged_then), (store, consented), cut in itertools.product(copies, copies, (0, 1)):
+        for suffix in ("-wal", "-shm"):
+            config.state.with_name(config.state.name + suffix).unlink(missing_ok=True)
+        site = open_site(
+            config.model_copy(update={"state": older_ledger(store, ledger, config.state, cut)}), clock=attack.bed.clock
+        )
+        entries = site.ledger.entries()
+        known = [entry.kind for entry in entries if entry.kind in (Kind.CHARGE, Kind.RECOVERY)]
+        site.ledger.verify(authority=site.credentials.authority)
+        assert len(known) == (consented or (charged_then and Kind.CHARGE in known))
+        assert (site.restored() is not None) is (Kind.RECOVERY in known)
+        if Kind.RECOVERY in known:
+            lacked += 1
+            assert entries[-1 if entries[-1].kind is Kind.RECOVERY else -2].context == context
+            with pytest.raises(Refusal, match="restored from a backup"):
+                site.check_ledger()
+            site.database.close()
+            again = open_site(site.config, clock=attack.bed.clock)
+            assert again.ledger.entries() == entries
+            again.database.close()
+        else:
+            site.database.close()
+    assert lacked > 10
 
 
 def test_a_release_that_was_not_confirmed_before(attack: Adversary, tmp_path: Path) -> None:

@@ -272,16 +272,19 @@ def test_a_key_that_stands_twice(text: str, twice: bool) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le"])
 @pytest.mark.parametrize("compression", ["", *COMPRESSIONS])
-@pytest.mark.parametrize("name", ["t.ndjson", "t.json"])
+@pytest.mark.parametrize("name", ["t.ndjson", "t.JSONL{}", "t.json", "t.json{}"])
 def test_json_is_read_however_it_is_packed(tmp_path: Path, name: str, compression: str, encoding: str) -> None:
-    """Its first bytes tell, whatever its name; undeclared UTF-16 needs no mark."""
+    """Of a document its first bytes tell, whatever its name; of lines the name, or what is declared, as is their encoding."""
     rows = [f'{{"a": "Ulm", "b": {number}}}' for number in range(3)]
-    text = "\n".join(rows) if name == "t.ndjson" else f"[{','.join(rows)}]"
-    data = text.encode(encoding)
-    (tmp_path / name).write_bytes(packed(data, compression))
-    found = query_rows(SourceQuery("d", "SELECT json->>'$.a' AS a, json->'$.b' AS b FROM t", files={"t": tmp_path / name}))
-    assert [tuple(row.values()) for row in found.to_pylist()] == [("Ulm", str(number)) for number in range(3)]
-    assert count_texts(tmp_path / name) == (3 if name == "t.ndjson" else 1, 0, 0)
+    document = name.startswith("t.json")
+    text = f"[{','.join(rows)}]" if document else "\n".join(rows)
+    path = tmp_path / name.format({"": "", "gzip": ".gz", "bzip2": ".bz2", "xz": ".xz", "zstd": ".ZST"}[compression])
+    path.write_bytes(packed(text.encode(encoding), compression))
+    lines = Dialect(encoding="utf-8" if encoding == "utf-8-sig" else encoding, compression="" if "{}" in name else compression)
+    dialect = PLAIN if document else lines
+    query = SourceQuery("d", "SELECT json->>'$.a' AS a, json->'$.b' AS b FROM t", files={"t": path}, dialect=dialect)
+    assert [tuple(row.values()) for row in query_rows(query).to_pylist()] == [("Ulm", str(number)) for number in range(3)]
+    assert count_texts(path, dialect) == (1 if document else 3, 0, 0)
 
 
 ASKED: dict[str, Any] = {"path": None, "source": "sql", "query": "SELECT 1", "joined": False}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from support.tables import (
@@ -28,8 +28,9 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data import FindingKind, check_dataset, csv_files, lines, load_records
 from veilsum_participant.data.cells import judge_table
 from veilsum_participant.data.lines import Fault, split_line
-from veilsum_participant.data.sources import check_structure, read_table
+from veilsum_participant.data.sources import check_structure, query_rows, read_table
 from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 HEADLESS = SCHEMA.model_copy(update={"header": False, "order": ORDER})
@@ -106,6 +107,40 @@ def test_one_line_more_of_a_csv_file_is_one_record_more_at_most(
     assert_one_group_changed(groups, more_groups)
     assert_one_more(broken, more_broken)
     assert len(more_rows) - len(rows) + len(more_broken) - len(broken) in (0, 1)
+
+
+JSON_HEADS = [
+    b"\x1f\x8b\x08",
+    b"BZh9",
+    b"\xfd7zXZ\x00",
+    b"\x28\xb5\x2f\xfd",
+    b"PK\x03\x04",
+    b"\xff\xfe",
+    b"\xfe\xff",
+    b"\xef\xbb\xbf",
+]
+JSON_LINES = st.one_of(
+    st.sampled_from([b'{"age": 30}', b'{"age": "Ulm"}', b"[1]", b"", b"{", b'{\0"\0}\0' * 9, b"{\0" * 3000, b"\0{" * 3000]),
+    st.builds(bytes.__add__, st.sampled_from(JSON_HEADS), LETTERS),
+    LETTERS,
+)
+
+
+@EXAMPLES
+@given(before=st.lists(JSON_LINES, max_size=3), after=st.lists(JSON_LINES, max_size=3), added=JSON_LINES, name=st.booleans())
+@example(before=[], after=[b'{"age": 30}'] * 3, added=b"\xff\xfe", name=False)
+@example(before=[b'{"age": 30}'], after=[b'{"age": 30}'], added=b"{\0" * 3000, name=True)
+def test_one_line_more_of_json_is_one_value_more_at_most(
+    tmp_path: Path, before: list[bytes], after: list[bytes], added: bytes, name: bool
+) -> None:
+    """Were it looked at how the file is written, the first line, or one of zeros near it, would decide how all are read."""
+    found = []
+    for middle in ([], [added]):
+        path = tmp_path / ("t.jsonl" if name else "t.ndjson")
+        path.write_bytes(b"\n".join([*before, *middle, *after]))
+        query = SourceQuery("d", "SELECT json FROM t", files={"t": path})
+        found.append([row["json"] for row in query_rows(query).to_pylist()])
+    assert_one_more(*found)
 
 
 def plain_cells(line: bytes) -> list[str] | None:

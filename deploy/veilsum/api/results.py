@@ -455,7 +455,7 @@ def fetched_result(federation: Federation, key: bytes, directory: Path | None) -
     temporary = tempfile.TemporaryDirectory(prefix="veilsum-") if directory is None else None
     place = directory or Path(temporary.name if temporary else "")
     federation.coordinator.fetch(key, place)
-    found = look_at(place, federation.credentials.authority)
+    found = look_at(place, federation.credentials.authority, key)
     if found.verified is None:
         advice = "Do not use it. `veilsum study result --no-proof` fetches it for inspection."
         raise HostileInput(f"The result is not proven: {found.fault or found.missing}", advice)

@@ -326,7 +326,7 @@ def _fetch(remote: Remote, credentials: Credentials, key: bytes, out: Path, *, a
     from veilsum.verification import look_at
 
     fetched = remote.fetch(key, out, proof=proof)
-    word = look_at(out, credentials.authority) if proof else None
+    word = look_at(out, credentials.authority, key) if proof else None
     print_result(fetched, out, as_json=as_json, proof=word)
     if word is not None and word.verified is None:
         raise typer.Exit(1)

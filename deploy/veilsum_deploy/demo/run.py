@@ -328,7 +328,7 @@ class Analyst:
             raise StateError(f"The study {study.name} {info.phase}: {info.reason}.", f"See {self.kit.coordinator.directory}.")
         directory = self.kit.directory / "results" / study.name
         result = self.remote.fetch(key, directory)
-        proof = look_at(directory, self.credentials.authority)
+        proof = look_at(directory, self.credentials.authority, key)
         if proof.verified is None:
             raise StateError(f"The result of {study.name} is not proven. {proof.fault or proof.missing}")
         return Finished(study, info, result, proof)

@@ -113,6 +113,7 @@ def _lines(label: str, source: Source) -> Iterator[Check]:
             yield Check(label, CheckOutcome.WARNING, odd, "Other software takes the last: correct the file.")
         if not read and (left_out or is_json(path)):
             advice = "A .ndjson file has a value a line; call a file of one document, in whatever lines, .json."
+            advice += " Of a file that is compressed and not called so, or not in UTF-8, state `compression` or `encoding`."
             advice = advice if left_out and is_json(path) else "Is this the right file?"
             yield Check(label, CheckOutcome.FAILED, told, advice)
         elif left_out:

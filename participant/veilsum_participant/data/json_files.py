@@ -1,6 +1,7 @@
 """JSON files, which are tables of a query: a value a line, or one document. A file's name says which.
 
-Where nothing is declared, its first bytes say whether and how it is compressed, or in UTF-16: they begin no JSON.
+How a file of lines is written its name and its owner say, as of CSV: what begins it may be a record, and one record must not
+decide how others are read. A document is one value; where nothing is declared, its own first bytes say it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import MARK, Fault, as_text, open_text, texts
 from veilsum_participant.data.objects import AnyFile, StoredFile, open_file
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.settings.forms import PLAIN, Dialect, is_document
+from veilsum_participant.settings.forms import PLAIN, Dialect, compression_named, is_document
 
 MAX_DOCUMENT = 1 << 28
 """Bytes of the longest document that is used; a longer one is taken for no JSON."""
@@ -39,7 +40,7 @@ def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault]) -> Iterat
     """
     for part in file_parts(path):
         with readable(path if isinstance(part, StoredFile) else part):
-            own = _recognised(part) if dialect.encoding == PLAIN.encoding and not dialect.compression else dialect
+            own = _dialect(part, dialect)
             if is_document(path):
                 with open_text(part, own) as file:
                     data = file.read(MAX_DOCUMENT + 1)
@@ -66,8 +67,16 @@ _OPENINGS = {"utf-16-le": (b"{\0", b"[\0"), "utf-16-be": (b"\0{", b"\0[")}
 """What opens an object or a list, without a mark of the encoding before it."""
 
 
+def _dialect(file: AnyFile, declared: Dialect) -> Dialect:
+    """How a file of JSON is written."""
+    name = Path(str(file))
+    if not is_document(name):
+        return replace(declared, compression=declared.compression or compression_named(name))
+    return _recognised(file) if declared.encoding == PLAIN.encoding and not declared.compression else declared
+
+
 def _recognised(file: AnyFile) -> Dialect:
-    """How a file of JSON is written, by its first bytes."""
+    """How a document of JSON is written, by its first bytes."""
     with open_file(file) as raw:
         dialect = replace(PLAIN, compression=compression_of(raw.read(HEAD)))
     with open_text(file, dialect) as text:

@@ -39,7 +39,7 @@ from veilsum_participant.store.studies import StudyState, change_study, find_met
 from veilsum_privacy.computation.contribution import Elsewhere, SitePlace, contribute, own_rows
 from veilsum_privacy.computation.declared import DeclaredTask
 from veilsum_privacy.computation.terms import opaque_names
-from veilsum_privacy.ledger import Mechanism, Reservation
+from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.securesum.context import (
     Assignment,
@@ -57,7 +57,8 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
     for row in rows:
         finish_attempt(connection, study, row.attempt, AttemptState.TOMBSTONE)
         change_attempt(connection, study, row.attempt, consent=None, answer=None, answer_signature=None)
-        site.ledger.free(connection, row.context)
+        if site.ledger.entries(kind=Kind.RESERVE, context=row.context, connection=connection):  # not of a ledger that was cut
+            site.ledger.free(connection, row.context)
     method = find_method(connection, study) if rows else None
     if method is not None:
         after_commit(connection, lambda: site.observer.ended(method, AttemptOutcome.GIVEN_UP, len(rows)))

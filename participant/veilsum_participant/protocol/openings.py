@@ -28,13 +28,12 @@ from veilsum_participant.protocol.payloads import sharing_masks, unpack_words
 from veilsum_participant.protocol.policy import mask_faults, member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
 from veilsum_participant.store.attempts import (
-    PAID,
     AttemptRow,
     AttemptState,
     change_attempt,
-    count_attempts,
     find_attempt,
     finish_attempt,
+    paid_attempt,
 )
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.studies import find_method
@@ -405,7 +404,7 @@ def _find(connection: Connection, key: bytes, round_number: int, attempt: int) -
 
 
 def _check_unpaid(connection: Connection, key: bytes, round_number: int) -> None:
-    if count_attempts(connection, key, PAID, round=round_number):
+    if paid_attempt(connection, key, round_number) is not None:
         raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
 
 

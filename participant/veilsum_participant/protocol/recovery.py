@@ -31,6 +31,7 @@ from veilsum_participant.store.attempts import (
     find_attempt,
     find_context,
     finish_attempt,
+    uncharged,
 )
 from veilsum_participant.store.peers import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.studies import StudyRow, change_study, find_study, load_enrolments
@@ -79,10 +80,8 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
                 settle_one(connection, site, item.receipt, consent_proof(item.consent))
                 for item in valid[start : start + BATCH]
             ]
-            if any(outcome.elsewhere for outcome in found) and read_mark(connection) is None:
-                put_mark(connection, site.clock(), site.ledger.head(connection))
-                give_up_restored(connection, site)
-                LOG.error("%s %s", ELSEWHERE, COMPLETE, extra=about("recovered"))
+            if any(outcome.elsewhere for outcome in found):
+                _mark(connection, site)
             outcomes += found
     unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
     settled = min([max((item.entry for item in valid), default=0), *(entry - 1 for entry in unsettled)])
@@ -92,7 +91,28 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     return tell(outcomes)
 
 
-def give_up_restored(connection: Connection, site: Site) -> None:
+def begin_restored(site: Site) -> None:
+    """Charge what this store says was consented to and its ledger does not know, and give up what a restored state has open.
+
+    Such a ledger is older than its store, or was cut: what else it lacks nobody knows, so that it is marked as a restored one.
+    """
+    with site.database.transaction() as connection:
+        outcomes = [settle_one(connection, site, receipt, None) for receipt in uncharged(connection)]
+        if outcomes:
+            _mark(connection, site)
+        _give_up_restored(connection, site)
+    tell(outcomes)
+
+
+def _mark(connection: Connection, site: Site) -> None:
+    """Take a state for a restored one, if it is not yet."""
+    if read_mark(connection) is None:
+        put_mark(connection, site.clock(), site.ledger.head(connection))
+        _give_up_restored(connection, site)
+        LOG.error("%s %s", ELSEWHERE, COMPLETE, extra=about("recovered"))
+
+
+def _give_up_restored(connection: Connection, site: Site) -> None:
     """Give up what a state that is restored has open, if it bears the mark: what it knows of these attempts is old. It may
     have answered a challenge since, and must not answer a second one of the same context."""
     if read_mark(connection) is not None:
@@ -141,17 +161,17 @@ def settle_one(
     if receipt.participant != site.name:
         return _Outcome(fault=f"It is of {receipt.participant}.")
     row = find_context(connection, receipt.context)
-    if row is not None and row.state in PAID:
-        return _Outcome()
-    if row is not None and (proof is None or not receipt.commits_to(proof)):  # its signature is yet to be verified
+    paid = row is not None and row.state in PAID
+    if row is not None and not paid and (proof is None or not receipt.commits_to(proof)):
         return _Outcome(again=row.state in OPEN)
-    try:  # verifies the signature before anything else
+    try:  # charges nothing before the signature is verified
         entry = site.ledger.recover(connection, signed, _population(connection, site, receipt), certificate=certificate)
     except HostileInput as error:
         return _Outcome(fault=error.message)
     except VeilsumError as error:
         return _Outcome(fault=str(error), again=True)
-    _remember(connection, site, receipt, signed, row)
+    if not paid:
+        _remember(connection, site, receipt, signed, row)
     return _Outcome(entry, elsewhere=entry is not None and site.ledger.position(receipt.head, connection) is None)
 
 

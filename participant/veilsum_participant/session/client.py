@@ -39,6 +39,7 @@ from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, 
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
+from veilsum_participant.store.attempts import uncharged
 from veilsum_participant.store.studies import open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
@@ -119,16 +120,15 @@ def open_site(
         studies=studies,
     )  # fmt: skip
     with database.reading() as connection:
-        former = any(row.box_key is None for row in open_studies(connection))
+        former, lacking = any(row.box_key is None for row in open_studies(connection)), uncharged(connection)
     if former:
         from veilsum_participant.protocol.membership import leave_former_studies
 
         leave_former_studies(site)
-    if site.restored() is not None:
-        from veilsum_participant.protocol.recovery import give_up_restored
+    if lacking or site.restored() is not None:
+        from veilsum_participant.protocol.recovery import begin_restored
 
-        with database.transaction() as connection:
-            give_up_restored(connection, site)
+        begin_restored(site)
     return site
 
 

@@ -38,6 +38,8 @@ ENCODINGS = (
 
 COMPRESSIONS = ("gzip", "bzip2", "xz", "zstd")
 
+_PACKED = dict(zip((".gz", ".bz2", ".xz", ".zst"), COMPRESSIONS, strict=True))
+
 
 PARQUET = (".parquet", ".pq")
 """Suffixes of Parquet files."""
@@ -86,7 +88,9 @@ def is_document(path: Path) -> bool:
 
 def _suffix(path: Path) -> str:
     """The last suffix, before that of a compression."""
-    name = path.name.lower()
-    for packed in (".gz", ".bz2", ".xz", ".zst"):
-        name = name.removesuffix(packed)
-    return Path(name).suffix
+    return (path.with_suffix("") if compression_named(path) else path).suffix.lower()
+
+
+def compression_named(path: Path) -> str:
+    """The compression that a file's name tells by its last suffix; empty where it tells none."""
+    return _PACKED.get(path.suffix.lower(), "")

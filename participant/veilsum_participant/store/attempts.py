@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Index, Select, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Index, bindparam, func, insert, select, update
 
 from veilsum_participant.store.tables import all_rows, one_row, promised, table
+from veilsum_privacy.ledger.gate import PAID as CHARGES
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.ledger.tables import ledger_table
 
 if TYPE_CHECKING:
     from veilsum_privacy.securesum.check_words import Answered
@@ -106,9 +107,13 @@ _TALLY = (  # read off an index in its order: a study of many steps has as many 
     .group_by(ATTEMPTS.c.label, ATTEMPTS.c.state)
 )
 _TALLY_PRESENT = select(ATTEMPTS.c.label, ATTEMPTS.c.state).where(ATTEMPTS.c.study == bindparam("study"), _PRESENT)
-
-
 _PAID_ATTEMPT = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.state.in_(PAID), _PRESENT)
+
+
+_CHARGED = select(ledger_table.c.context).where(ledger_table.c.kind.in_(CHARGES))
+_UNCHARGED = select(ATTEMPTS.c.receipt, ATTEMPTS.c.receipt_signature).where(
+    ATTEMPTS.c.state.in_(PAID), func.lower(func.hex(ATTEMPTS.c.context)).not_in(_CHARGED)
+)
 
 
 def add_attempt(connection: Connection, **values: Any) -> None:
@@ -130,6 +135,11 @@ def find_context(connection: Connection, context: bytes) -> AttemptRow | None:
     return one_row(AttemptRow, connection.execute(_CONTEXT, {"context": context}))
 
 
+def uncharged(connection: Connection) -> list[SignedReceipt]:
+    """Receipts of what was consented to and is not charged, as in a file put together of an older ledger and a newer store."""
+    return [SignedReceipt(bytes(body), bytes(signature)) for body, signature in connection.execute(_UNCHARGED)]
+
+
 def attempts_in(connection: Connection, states: Sequence[AttemptState], study: bytes | None = None) -> list[AttemptRow]:
     """Attempts in one of the states, without :data:`LONG` columns; few are open, and a study may have had many."""
     found = all_rows(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
@@ -141,22 +151,9 @@ def is_late(connection: Connection, now: int) -> bool:
     return connection.execute(_LATE, {"now": now}).first() is not None
 
 
-def count_attempts(connection: Connection, study: bytes, states: Sequence[AttemptState], **equal: Any) -> int:
-    """How many attempts of the study are in one of the states, with the given columns equal."""
-    return int(connection.execute(_count(tuple(equal)), {"of_study": study, "states": states, **equal}).scalar_one())
-
-
-@lru_cache(maxsize=16)
-def _count(equal: tuple[str, ...]) -> Select[Any]:
-    """Count a study's attempts in some states, with the named columns equal to parameters of their names."""
-    query = select(func.count()).select_from(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("of_study"))
-    query = query.where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
-    return query.where(*(ATTEMPTS.c[name] == bindparam(name) for name in equal))
-
-
 def took_part(connection: Connection, study: bytes) -> bool:
     """Whether there is any attempt of the study."""
-    return count_attempts(connection, study, tuple(AttemptState)) > 0
+    return connection.execute(_TALLY, {"study": study}).first() is not None
 
 
 def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
