@@ -2,6 +2,7 @@
 -- Tables, each with the column json, a resource or a Bundle a row: encounter, patient.
 @tables
 WITH RECURSIVE
+@systems,
 @persons,
 @resource name=stay table=encounter type=Encounter,
 @visits
