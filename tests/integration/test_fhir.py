@@ -815,8 +815,14 @@ ODD: list[Any] = [
         "code": {"coding": [{"extension": [None, 5, {"url": CERTAINTY, "valueCoding": "A"}]}, {"extension": "A"}]},
         "_deceasedBoolean": 5, "_deceasedDateTime": [],
     },
-    {"id": "pat-1", "subject": {"reference": "Patient/pat-1"}, "status": "final", "focus": 5, "active": [], "class": {"system": {}}},
-    {"id": "pat-0", "subject": {"reference": "Patient/pat-0"}, "focus": {"reference": [None]}, "verificationStatus": [{}], "period": {"start": "290309-12-22 (BC)", "end": "58748-01-01"}},
+    {
+        "id": "pat-1", "subject": {"reference": "Patient/pat-1"}, "status": "final", "focus": 5, "active": [],
+        "class": {"system": {}, "code": "IMP"},
+    },
+    {
+        "id": "pat-0", "subject": {"reference": "Patient/pat-0"}, "focus": {"reference": [None]}, "verificationStatus": [{}],
+        "period": {"start": "290309-12-22 (BC)", "end": "58748-01-01"},
+    },
 ]  # fmt: skip
 
 
