@@ -111,7 +111,7 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
         for _ in range(draw.choice([1, 1, 1, 2, 3]) if own else 1):
             made = version({"resourceType": kind, **own, **fixed, **changing()})
             if made.get("focus") == OWN:
-                made["focus"] = [fixed["subject"], fixed["subject"]]
+                made["focus"] = 2 * [fixed["subject"] or {"type": "Patient"}]
             for _ in range(draw.choice([1, 1, 1, 2]) if own else 1):
                 found.append(Entry(made, f"urn:uuid:{kind.lower()}{len(found)}"))
 
