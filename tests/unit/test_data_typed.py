@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from support.tables import (
@@ -243,7 +243,7 @@ def test_a_page_with_another_checksum_is_damage(tmp_path: Path) -> None:
             "write_batch_size": st.integers(1, 9),
         }
     ),
-    asked=st.sets(st.sampled_from(["age", "a.b", "é \n'", "parts"]), min_size=1),
+    asked=st.sets(st.sampled_from(["age", "x.y", "é \n'", "parts"]), min_size=1),
     where=st.floats(0, 1, exclude_max=True),
 )
 def test_a_query_meets_every_damaged_page_that_it_reads_and_no_other(
@@ -253,7 +253,7 @@ def test_a_query_meets_every_damaged_page_that_it_reads_and_no_other(
     path = tmp_path / "records.parquet"
     columns = {
         "age": pa.array([float(row) if row % 3 else None for row in range(rows)]),
-        "a.b": pa.array([f"town {row % 4}" for row in range(rows)]),
+        "x.y": pa.array([f"town {row % 4}" for row in range(rows)]),
         "é \n'": pa.array(range(rows)),
         "parts": pa.array([{"low": row, "high": [row, 1]} for row in range(rows)]),
     }
@@ -265,11 +265,18 @@ def test_a_query_meets_every_damaged_page_that_it_reads_and_no_other(
     data = bytearray(path.read_bytes())
     data[4 + int(where * (len(data) - 12 - int.from_bytes(data[-8:-4], "little")))] ^= 1
     path.write_bytes(data)
+    assume("CRC" in checked(path, list(columns)))
+    if checked(path, names):
+        with pytest.raises(DataError, match="cannot be read"):
+            query_rows(source)
+    else:
+        assert query_rows(source).num_rows == rows
+
+
+def checked(path: Path, names: list[str]) -> str:
+    """What Arrow says where columns of a file do not agree with their checksums."""
     try:
         parquet.ParquetFile(path, page_checksum_verification=True).read(columns=names)
-    except OSError as error:
-        if "CRC" in str(error):
-            with pytest.raises(DataError, match="cannot be read"):
-                query_rows(source)
-        return
-    assert query_rows(source).num_rows == rows
+    except (OSError, pa.ArrowException) as error:
+        return str(error)
+    return ""
