@@ -264,6 +264,7 @@ counted AS (
             WHEN resource.class.code = 'AMB' THEN 'outpatient'
             WHEN resource.class.code = 'EMER' THEN 'emergency'
         END AS kind,
+        try_cast(substr(resource.period.start, 1, 4) AS INTEGER) AS year,
         try_cast(substr(resource.period.start, 1, 10) AS DATE) AS begins,
         try_cast(substr(resource.period."end", 1, 10) AS DATE) AS ends
     FROM stay
