@@ -26,7 +26,7 @@ from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import DataError
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.sources import SourceTables, changed, opened, tried
-from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_parts, told
+from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_subjects, told
 from veilsum_participant.datasets import BATCH, record_bytes
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.mechanism.records import Records, join_batches
@@ -123,7 +123,7 @@ def _by_group(tables: SourceTables, rows: int, persons: int) -> Iterator[Records
     another, a bucket is one, and rows without an identifier, each of which is a subject of its own, come with the first.
     """
     schema, steady = tables.schema, tables.rows.steady
-    numbers = number_parts(tables.identifiers(rows))[0] if steady else np.empty(0, dtype=np.int64)
+    numbers = number_subjects(tables.identifiers(rows))[0] if steady else np.empty(0, dtype=np.int64)
     sizes = np.bincount(numbers, minlength=1 if steady else BUCKETS)
     for identifiers in () if steady else tables.identifiers(rows):
         sizes += np.bincount(bucket_subjects(identifiers) + 1, minlength=BUCKETS + 1)[1:]
@@ -165,7 +165,7 @@ def _by_group(tables: SourceTables, rows: int, persons: int) -> Iterator[Records
                 labels[start:end] = part.labels
         if end != most:
             raise changed(tables.source)
-        own = numbers[among] if steady else number_parts(found)[0] + number
+        own = numbers[among] if steady else number_subjects(found)[0] + number
         number = int(own.max(initial=number)) + 1
         yield from _slices(Records(features, present, labels, own), rows, np.argsort(own, kind="stable"))
         del features, present, labels  # before the next ones are read
