@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,18 @@ MEASURES = {
     "bmi": ("39156-5", "kg/m2"),
 }
 CLASSES = {"IMP": "inpatient", "ACUTE": "inpatient", "NONAC": "inpatient", "AMB": "outpatient", "EMER": "emergency"}
+ACT_CODES = [
+    "http://terminology.hl7.org/CodeSystem/v3-ActCode",
+    "http://hl7.org/fhir/v3/ActCode",
+    "urn:oid:2.16.840.1.113883.5.4",
+]
+MOTHER = [
+    [{"reference": "Patient/pat-1"}],
+    [{"display": "their mother"}],
+    [{"reference": "RelatedPerson/1"}, {"type": "Patient"}],
+]
+"""Whom an observation is about, where it is not its subject (Observation.focus)."""
+OWN = "the subject"
 ABSENT = {"extension": [{"url": "http://hl7.org/fhir/StructureDefinition/data-absent-reason", "valueCode": "unknown"}]}
 HTEST = {"system": "http://terminology.hl7.org/CodeSystem/v3-ActReason", "code": "HTEST"}
 SUBSETTED = {"system": "http://terminology.hl7.org/CodeSystem/v3-ObservationValue", "code": "SUBSETTED"}
@@ -64,6 +77,7 @@ LABELS = [
 ]  # fmt: skip
 CHANGED = [{"modifierExtension": [{"url": "urn:not", "valueBoolean": True}]}, {"implicitRules": "urn:rules"}]
 CERTAINTY = "http://fhir.de/StructureDefinition/icd-10-gm-diagnosesicherheit"
+SUSPECTED = ["unconfirmed", "provisional", "differential"]
 REPLACED = {19: ["pat-39"], 39: ["pat-0"], 59: ["pat-0", "pat-2"], 69: ["nobody"], 70: ["pat-71"], 71: ["pat-70"]}
 """By whom patients were replaced; two by each other."""
 Resource = dict[str, Any]
@@ -98,6 +112,8 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
         own = draw.choice([{}, {"id": named}, {"id": named}])
         for _ in range(draw.choice([1, 1, 1, 2, 3]) if own else 1):
             made = version({"resourceType": kind, **own, **fixed, **changing()})
+            if made.get("focus") == OWN:
+                made["focus"] = 2 * [fixed["subject"] or {"type": "Patient"}]
             for _ in range(draw.choice([1, 1, 1, 2]) if own else 1):
                 found.append(Entry(made, f"urn:uuid:{kind.lower()}{len(found)}"))
 
@@ -106,6 +122,7 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
         uuid = f"ABCDEF00-0000-4000-8000-{number:012}"
         for _ in range(draw.choice([1, 1, 1, 2, 3])):
             patient: Resource = {"resourceType": "Patient", "id": who, "gender": draw.choice(["male", "female", "unknown"])}
+            patient |= draw.choice([{}, {}, {"active": True}, {"active": False}])
             patient |= {"birthDate": draw.choice([f"{draw.randrange(1930, 2000)}-05-06", str(draw.randrange(1930, 2000))])}
             patient |= draw.choice(
                 [
@@ -143,7 +160,7 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
             for coding in codings[: draw.choice([0, 0, 1])]:
                 url, letter = draw.choice([CERTAINTY, CERTAINTY, "urn:other"]), draw.choice("AAGVZ")
                 coding["extension"] = [{"url": "urn:x", "valueString": "A"}, {"url": url, "valueCoding": {"code": letter}}]
-            status = draw.choice([None, None, "confirmed", "refuted", "entered-in-error"])
+            status = draw.choice([None, None, "confirmed", *SUSPECTED, "refuted", "entered-in-error"])
             said = draw.choice([status, {"coding": [{"code": status}]}, {"coding": [{"code": "other"}, {"code": status}]}])
             return {"code": {"coding": codings}, **({} if status is None else {"verificationStatus": said})}
 
@@ -168,10 +185,14 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
                     {"effectiveInstant": "2021-03-04T05:06:07.1Z"},
                 ]
             )
-            return {"status": status, **when, **draw.choice([coded | value, panel])}
+            focus = draw.choice([*12 * ({},), *({"focus": item} for item in (OWN, *MOTHER))])
+            return {"status": status, **when, **focus, **draw.choice([coded | value, panel])}
 
         def encounter() -> Resource:
-            period = {"start": "2021-03-05T10:00:00Z", "end": f"2021-03-{draw.randrange(1, 29):02}T11:00:00Z"}
+            period = {
+                "start": draw.choice([*6 * ("2021-03-05T10:00:00Z",), "2021-03", "2021"]),
+                "end": draw.choice([*6 * (f"2021-03-{draw.randrange(1, 29):02}T11:00:00Z",), "2021-03", "2021"]),
+            }
             status = draw.choice(["finished", "finished", "finished", "cancelled", "planned", "entered-in-error"])
             wholes = [(item.get("id", "none"), url) for item, url in found[-8:] if item["resourceType"] == "Encounter"]
             named = [
@@ -181,7 +202,8 @@ def make_export(seed: int = 3) -> list[Entry]:  # noqa: C901  # a resource of ea
                 )
             ]  # fmt: skip
             part = {"partOf": {"reference": draw.choice(named)}} if named and draw.random() < 0.5 else {}
-            return {"status": status, "class": {"code": draw.choice([*CLASSES, "VR"])}, "period": period, **part}
+            named = draw.choice([{}, *({"system": system} for system in (*ACT_CODES, *ACT_CODES, "urn:local"))])
+            return {"status": status, "class": {"code": draw.choice([*CLASSES, "VR"]), **named}, "period": period, **part}
 
         for _ in range(draw.randrange(5)):
             add("Condition", condition, **subject())
@@ -296,6 +318,23 @@ def parts_of(item: Resource) -> list[Resource]:
     return [part for part in (item, *item.get("component", [])) if "modifierExtension" not in part]
 
 
+def kind_of(item: Resource) -> str | None:
+    """The kind of an encounter, whose class is a code of FHIR's own system."""
+    named = item["class"]
+    return CLASSES.get(named["code"]) if named.get("system") in (None, *ACT_CODES) else None
+
+
+def days_of(item: Resource) -> int | None:
+    """From the day of an encounter's beginning to that of its end; None where either is no more than a month or a year."""
+    start, end = item["period"]["start"][:10], item["period"]["end"][:10]
+    return (date.fromisoformat(end) - date.fromisoformat(start)).days if len(start) == len(end) == 10 else None
+
+
+def about_another(item: Resource) -> bool:
+    """Whether an observation in somebody's record says something of somebody else, such as their mother."""
+    return any(one.get("reference") != item["subject"]["reference"] for one in item.get("focus", []))
+
+
 class Export:
     """What an export says, read in plain Python: patients, and of each what is its own, once each."""
 
@@ -387,7 +426,7 @@ class Export:
         kinds = {pair: kind for kind, pair in MEASURES.items()}
         found = []
         for item in self.own("Observation", who):
-            if item["status"] not in ("final", "amended"):
+            if item["status"] not in ("final", "amended") or about_another(item):
                 continue
             for part in parts_of(item):
                 quantity = part.get("valueQuantity", {"comparator": "none"})
@@ -405,9 +444,9 @@ class Export:
     def stays(self, who: str) -> list[Resource]:
         """Encounters that are not part of another of the same kind."""
         known = self.finished(who)
-        kinds = {(name, CLASSES[item["class"]["code"]]) for name, item in known if item["class"]["code"] in CLASSES}
+        kinds = {(name, kind_of(item)) for name, item in known if kind_of(item)}
         kinds |= {(name.lower().removeprefix("urn:uuid:"), kind) for name, kind in kinds}
-        return [item for _, item in known if (self.whole(item), CLASSES.get(item["class"]["code"])) not in kinds]
+        return [item for _, item in known if (self.whole(item), kind_of(item)) not in kinds]
 
     @staticmethod
     def whole(item: Resource) -> str:
@@ -420,15 +459,17 @@ class Export:
 
     def codes(self, who: str) -> set[tuple[str | None, str]]:
         """What is coded of conditions that are not refuted, excluded or in error."""
-        found = set()
-        for item in self.own("Condition", who):
-            status = item.get("verificationStatus", {})
-            said = {status} if isinstance(status, str) else {coding["code"] for coding in status.get("coding", [])}
-            told = [more for coding in item["code"]["coding"] for more in coding.get("extension", [])]
-            excluded = any(more["url"] == CERTAINTY and more["valueCoding"]["code"] == "A" for more in told)
-            if not excluded and not said & {"refuted", "entered-in-error"}:
-                found |= {(SYSTEMS.get(coding.get("system")), coding["code"]) for coding in item["code"]["coding"]}
-        return found
+        own = [item for item in self.own("Condition", who) if not certainties(item) & {"refuted", "entered-in-error", "A"}]
+        codings = [coding for item in own for coding in item["code"]["coding"]]
+        return {(SYSTEMS.get(coding.get("system")), coding["code"]) for coding in codings}
+
+
+def certainties(item: Resource) -> set[str]:
+    """How sure a condition is: the codes of its status, and the letters that its codings have in Germany."""
+    status = item.get("verificationStatus", {})
+    said = {status} if isinstance(status, str) else {coding["code"] for coding in status.get("coding", [])}
+    told = [more for coding in item["code"]["coding"] for more in coding.get("extension", [])]
+    return said | {more["valueCoding"]["code"] for more in told if more["url"] == CERTAINTY}
 
 
 def died(item: Resource) -> str | None:
@@ -448,8 +489,8 @@ def expected(name: str, export: Export) -> list[dict[str, Any]]:
     if name == "encounters":
         return [
             {
-                "patient": who, "kind": CLASSES.get(item["class"]["code"]), "age": 2021 - born[who],
-                "days": days if (days := int(item["period"]["end"][8:10]) - 5) >= 0 else None,
+                "patient": who, "kind": kind_of(item), "age": 2021 - born[who],
+                "days": days if (days := days_of(item)) is not None and days >= 0 else None,
             }
             for who in born
             for item in export.stays(who)
@@ -461,7 +502,7 @@ def expected(name: str, export: Export) -> list[dict[str, Any]]:
         for kind in MEASURES:
             values = [value for which, value in observed if which == kind]
             means[kind] = sum(values) / len(values) if values else None
-        kinds = [CLASSES.get(stay["class"]["code"]) for stay in export.stays(who)]
+        kinds = [kind_of(stay) for stay in export.stays(who)]
         rows.append(
             {
                 "patient": who, "birth_year": born[who], "sex": item["gender"],
@@ -536,18 +577,25 @@ def test_what_is_left_aside_is_counted(tmp_path: Path, recipe: Path, form: str) 
     counted = {kind: [item for who in export.patients for item in export.own(kind, who)] for kind in TYPES[1:]}
     final = [item for item in counted["Observation"] if item["status"] in ("final", "amended")]
     assert found["Observation: is not final, amended or corrected"] == len(counted["Observation"]) - len(final) > 0
+    assert found["Observation: is about somebody else than its patient"] == sum(map(about_another, final)) > 0
+    final = [item for item in final if not about_another(item)]
+    suspected = [item for item in counted["Condition"] if certainties(item) & {*SUSPECTED, "V"}]
+    refuted = [item for item in suspected if certainties(item) & {"refuted", "entered-in-error", "A"}]
+    assert found["Condition: is a suspicion, and counts"] == len(suspected) - len(refuted) > 0
+    inactive = [item for item in export.patients.values() if item.get("active") is False]
+    assert found["Patient: is not in active use, and counts"] == len(inactive) > 0
     happened = [item for item in counted["Encounter"] if item["status"] == "finished"]
     assert found["Encounter: is planned, cancelled or entered in error"] == len(counted["Encounter"]) - len(happened) > 0
     whole = [item for who in export.patients for item in export.stays(who)]
     assert found["Encounter: is part of another of its kind"] == len(happened) - len(whole) > 0
     unsaid = [item for item in export.patients.values() if died(item) is None]
     assert found["Patient: has no word on whether they died"] == len(unsaid) > 0
+    local = [item for item in happened if item["class"].get("system") == "urn:local"]
+    assert found["Encounter: has a class of an unknown system"] == len(local) > 0
     assert found["Encounter: has a class other than inpatient, outpatient and emergency"] == sum(
-        item["class"]["code"] == "VR" for item in happened
+        item["class"]["code"] == "VR" for item in happened if item not in local
     )
-    assert found["Encounter: ends before it begins"] == sum(
-        int(item["period"]["end"][8:10]) < 5 for item in counted["Encounter"]
-    )
+    assert found["Encounter: ends before it begins"] == sum((days_of(item) or 0) < 0 for item in counted["Encounter"])
     parts = [part for item in final for part in parts_of(item)]
     changed = [part for item in final for part in item.get("component", []) if part not in parts_of(item)]
     assert found["Observation: is a component with an extension that changes its meaning"] == len(changed) > 0
@@ -639,7 +687,7 @@ def test_all_files_of_the_recipe_know_the_same_code_systems(recipe: Path) -> Non
     tables = [re.search(r"systems\(system, kind\) AS \(.*?\n\)", text, re.DOTALL) for text in texts]
     found = {table[0] for table in tables if table is not None}
     assert len(found) == 1
-    assert sum(table is not None for table in tables) == 3, "encounters have a class, which is not a code of these"
+    assert sum(table is not None for table in tables) == len(texts)
 
 
 @pytest.mark.sampled(2)
@@ -777,7 +825,14 @@ ODD: list[Any] = [
         "code": {"coding": [{"extension": [None, 5, {"url": CERTAINTY, "valueCoding": "A"}]}, {"extension": "A"}]},
         "_deceasedBoolean": 5, "_deceasedDateTime": [],
     },
-    {"id": "pat-0", "subject": {"reference": "Patient/pat-0"}, "period": {"start": "290309-12-22 (BC)", "end": "58748-01-01"}},
+    {
+        "id": "pat-1", "subject": {"reference": "Patient/pat-1"}, "status": "final", "focus": 5, "active": [],
+        "class": {"system": {}, "code": "IMP"},
+    },
+    {
+        "id": "pat-0", "subject": {"reference": "Patient/pat-0"}, "focus": {"reference": [None]}, "verificationStatus": [{}],
+        "period": {"start": "290309-12-22 (BC)", "end": "58748-01-01"},
+    },
 ]  # fmt: skip
 
 

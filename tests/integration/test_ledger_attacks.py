@@ -165,6 +165,6 @@ def test_a_consent_that_could_not_be_stored_is_sent_again(tmp_path: Path) -> Non
 )
 def test_one_person_is_not_two_by_how_it_is_coded(identifiers: Any) -> None:
     """Two subjects of one person would let it change a sum by twice the sensitivity that is charged."""
-    numbers, missing = number_subjects(identifiers)
+    numbers, missing = number_subjects([identifiers])
     assert numbers.tolist() == [0, 0]
     assert not missing.any()

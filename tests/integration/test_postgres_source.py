@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,17 @@ from veilsum_node.errors import ConfigurationError, DataError, StateError, Unava
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.checks.snapshots import compare_snapshots
 from veilsum_participant.cli.participant import app
-from veilsum_participant.data import check_structure, sources
+from veilsum_participant.data import check_structure, load_records, sources
 from veilsum_participant.data import local as local_module
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.query import SourceQuery, origin
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger.entries import Kind
+from veilsum_privacy.mechanism.records import join_batches
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
@@ -88,6 +90,32 @@ def test_each_type_becomes_what_a_file_would_hold(url: str, tmp_path: Path) -> N
     parquet.write_table(table, tmp_path / "whole.parquet")
     want = rows_of(read_table(tmp_path / "whole.parquet", schema, subject="who"))
     assert [(float(row[0]) if row[0] else None, *row[1:]) for row in rows_of(found)] == want  # NUMERIC comes as text
+
+
+SCALES = ("7", "7.0", "7.00", "70", "70.000", "0.7", "0.70", "-7", "-7.0", "0", "0.00", "1e20", "100000000000000000000.0")
+
+
+def test_who_is_told_by_a_numeric_is_one_person_however_many_zeros_it_has(url: str, tmp_path: Path) -> None:
+    """The databases' own equality says who is who; as text, 7 and 7.00 would be two persons and each have a part in a sum."""
+    made = "CREATE TABLE records (who {}, age float8, town text, ill int)"
+    rows = [f"INSERT INTO records VALUES ({who}, 1, 'Ulm', 0)" for who in (*SCALES, "NULL")]  # noqa: S608
+    execute(url, made.format("numeric"), *rows)
+    file = tmp_path / "records.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(";".join([made.format(""), *rows]))
+        connection.commit()
+    lite = SourceQuery("records", SELECT, dsn=SecretStr(f"sqlite:///{file}"), columns=("who", "age", "town", "ill"))
+    counted = "SELECT count(*) FROM records GROUP BY who"
+    with psycopg.connect(url) as server, closing(sqlite3.connect(file)) as connection:
+        counts = [server.execute(counted).fetchall(), connection.execute(counted).fetchall()]
+    assert sorted(counts[0]) == sorted(counts[1]) != [(1,)] * (len(SCALES) + 1)
+    for source in (query(url), lite):
+        check_structure(source, SCHEMA, subject="who")
+        whole, _ = load_records(source, SCHEMA, "who")
+        parts = list(stream_records(source, SCHEMA, "who", rows=2))
+        for found in (whole, join_batches(parts)):
+            _, sizes = np.unique(found.subjects, return_counts=True)
+            assert sorted(sizes) == sorted(size for (size,) in counts[0])
 
 
 @pytest.mark.sampled(3)

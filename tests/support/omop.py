@@ -3,6 +3,7 @@ recipes yield of them, worked out person by person in plain Python."""
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from datetime import date, datetime, time, timedelta
@@ -83,7 +84,7 @@ def make_persons(count: int, seed: int = 5) -> Rows:
         for _ in range(draw.randrange(6)):
             concept, unit = draw.choice(list(MEASURES.values()))
             taken = day()
-            value = draw.choice([None, round(draw.uniform(4, 15), 1), round(draw.uniform(4, 15), 1)])
+            value = draw.choice([None, float("nan"), *(round(draw.uniform(4, 15), 1) for _ in range(4))])
             add("measurement", person_id=person, measurement_concept_id=concept, measurement_date=taken,
                 measurement_datetime=datetime.combine(taken, time(8)), value_as_number=value,
                 operator_concept_id=draw.choice([None, 0, EQUAL, EQUAL, LESS]),
@@ -155,7 +156,7 @@ def expected(name: str, rows: Rows) -> list[Row]:
     if name == "measurements":
         return [
             {
-                "person_id": row["person_id"], "kind": kind, "value": row["value_as_number"],
+                "person_id": row["person_id"], "kind": kind, "value": known(row),
                 "age": age(persons, row, "measurement_date"),
             }
             for row, kind in measured
@@ -165,11 +166,18 @@ def expected(name: str, rows: Rows) -> list[Row]:
         if not periods:
             continue
         begins = min(cast(date, row["observation_period_start_date"]) for row in periods)
-        ends = max(cast(date, row["observation_period_end_date"]) for row in periods)
+        days = {
+            day
+            for row in periods
+            for day in range(
+                cast(date, row["observation_period_start_date"]).toordinal(),
+                cast(date, row["observation_period_end_date"]).toordinal(),
+            )
+        }
         person: Row = {
             "age": begins.year - cast(int, persons[who]["year_of_birth"]),
             "sex": {8507: "male", 8532: "female"}.get(cast(int, persons[who]["gender_concept_id"])),
-            "days_observed": (ends - begins).days,
+            "days_observed": len(days),
         }
         ill = flags(CONDITIONS, [row["condition_concept_id"] for row in of["condition_occurrence"][who]])
         takes = flags(DRUGS, [row["drug_concept_id"] for row in of["drug_exposure"][who]])
@@ -177,9 +185,9 @@ def expected(name: str, rows: Rows) -> list[Row]:
         means: Row = {}
         for kind in MEASURES:
             values = [
-                cast(float, row["value_as_number"])
+                value
                 for row, which in measured
-                if row["person_id"] == who and which == kind and row["value_as_number"] is not None
+                if row["person_id"] == who and which == kind and (value := known(row)) is not None
             ]
             means[kind] = sum(values) / len(values) if values else None
         stays = [visit_kind(row["visit_concept_id"]) for row in of["visit_occurrence"][who]]
@@ -193,6 +201,12 @@ def expected(name: str, rows: Rows) -> list[Row]:
         }  # fmt: skip
         found.append({"person_id": who, **parts[name]})
     return found
+
+
+def known(row: dict[str, object]) -> float | None:
+    """The number that a measurement has; exports write NaN where they have none."""
+    value = cast(float | None, row["value_as_number"])
+    return None if value is None or math.isnan(value) else value
 
 
 def age(persons: dict[int, dict[str, object]], row: dict[str, object], when: str) -> int:

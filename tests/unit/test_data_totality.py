@@ -279,10 +279,10 @@ def test_a_numeral_is_a_number_or_not_whatever_stands_beside_it(cells: list[str]
 @given(st.lists(st.one_of(st.none(), st.text(max_size=3), st.sampled_from(["a", "é", "e\u0301", "NA", " "])), max_size=8))
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
 def test_two_records_are_of_one_subject_or_not_whatever_others_hold(kind: Any, identifiers: list[str | None]) -> None:
-    numbers, missing = number_subjects(pa.array(identifiers, kind))
+    numbers, missing = number_subjects([pa.array(identifiers, kind)])
     for one in range(len(identifiers)):
         for other in range(one + 1, len(identifiers)):
-            alone, gone = number_subjects(pa.array([identifiers[one], identifiers[other]], kind))
+            alone, gone = number_subjects([pa.array([identifiers[one], identifiers[other]], kind)])
             assert (alone[0] == alone[1]) == (numbers[one] == numbers[other])
             assert gone.tolist() == missing[[one, other]].tolist()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from support.tables import (
@@ -27,7 +27,7 @@ from support.tables import (
 from veilsum_node.errors import DataError
 from veilsum_participant.data import FindingKind, check_dataset, load_records
 from veilsum_participant.data.lines import as_text
-from veilsum_participant.data.sources import check_structure, read_table
+from veilsum_participant.data.sources import check_structure, query_rows, read_table
 from veilsum_participant.settings.query import SourceQuery
 
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -228,3 +228,55 @@ def test_a_page_with_another_checksum_is_damage(tmp_path: Path) -> None:
     for source in (path, SourceQuery("records", "SELECT * FROM t", files={"t": path})):  # as DuckDB reads it as well
         with pytest.raises(DataError, match="cannot be read"):
             read_table(source, SCHEMA)
+
+
+@EXAMPLES
+@given(
+    rows=st.integers(1, 40),
+    form=st.fixed_dictionaries(
+        {
+            "compression": st.sampled_from(["none", "snappy", "zstd"]),
+            "data_page_version": st.sampled_from(["1.0", "2.0"]),
+            "use_dictionary": st.booleans(),
+            "row_group_size": st.integers(1, 40),
+            "data_page_size": st.sampled_from([8, 1 << 20]),
+            "write_batch_size": st.integers(1, 9),
+        }
+    ),
+    asked=st.sets(st.sampled_from(["age", "x.y", "é \n'", "parts"]), min_size=1),
+    where=st.floats(0, 1, exclude_max=True),
+)
+def test_a_query_meets_every_damaged_page_that_it_reads_and_no_other(
+    tmp_path: Path, rows: int, form: dict[str, Any], asked: set[str], where: float
+) -> None:
+    """Of a file in which one byte is another, Arrow says whether what is asked for agrees with its checksums."""
+    path = tmp_path / "records.parquet"
+    columns = {
+        "age": pa.array([float(row) if row % 3 else None for row in range(rows)]),
+        "x.y": pa.array([f"town {row % 4}" for row in range(rows)]),
+        "é \n'": pa.array(range(rows)),
+        "parts": pa.array([{"low": row, "high": [row, 1]} for row in range(rows)]),
+    }
+    parquet.write_table(pa.table(columns), path, write_page_checksum=True, **form)
+    names = [name for name in columns if name in asked]
+    quoted = ", ".join(f'"{name}"' for name in names)
+    source = SourceQuery("records", f"SELECT {quoted} FROM t", files={"t": path})  # noqa: S608
+    assert query_rows(source).num_rows == rows
+    data = bytearray(path.read_bytes())
+    data[4 + int(where * (len(data) - 12 - int.from_bytes(data[-8:-4], "little")))] ^= 1
+    path.write_bytes(data)
+    assume("CRC" in checked(path, list(columns)))
+    if checked(path, names):
+        with pytest.raises(DataError, match="cannot be read"):
+            query_rows(source)
+    else:
+        assert query_rows(source).num_rows == rows
+
+
+def checked(path: Path, names: list[str]) -> str:
+    """What Arrow says where columns of a file do not agree with their checksums."""
+    try:
+        parquet.ParquetFile(path, page_checksum_verification=True).read(columns=names)
+    except (OSError, pa.ArrowException) as error:
+        return str(error)
+    return ""

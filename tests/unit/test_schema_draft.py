@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support.commands import shown, veilsum
@@ -78,6 +78,35 @@ def test_a_redcap_dictionary(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert read["smoker"] == CategoryColumn(name="smoker", categories=("0", "1"))
     assert read["drug____9"] == CategoryColumn(name="drug____9", categories=("0", "1"))
     assert "3 = Other, or not said" in (tmp_path / "s.toml").read_text()
+
+
+LABELS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="|")).map(
+    lambda label: f"{label}, or = 1; 2: x"
+)
+
+
+@given(st.lists(st.tuples(st.from_regex(r"[A-Za-z0-9_=:-]{1,8}", fullmatch=True), LABELS), min_size=1, max_size=6))
+@example([("1", "I agree")])
+@example([("A=1", "low"), ("B=2", "high")])
+def test_redcaps_choices_are_codes_before_commas(
+    tmp_path_factory: pytest.TempPathFactory, choices: list[tuple[str, str]]
+) -> None:
+    """One choice alone too, as of a consent: its label was another choice."""
+    choices = list({code.casefold(): (code, label) for code, label in choices}.values())
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(["field_name", "field_type", "select_choices_or_calculations"])
+    for name in ("radio", "checkbox"):
+        writer.writerow([name, name, " | ".join(map(", ".join, choices))])
+    writer.writerow(["illness", "text", "BIOPORTAL:ICD10"])
+    path = tmp_path_factory.mktemp("dictionary") / "d.csv"
+    path.write_text(file.getvalue(), "utf-8", newline="")
+    draft = draft_dictionary(path)
+    radio, *boxes = draft.columns
+    assert radio.categories == tuple(code for code, _ in choices)
+    named = {f"checkbox___{re.sub('[^a-z0-9_]', '_', code.lower())}": label for code, label in choices}
+    assert {box.name: box.note for box in boxes} == {name: f": {label}" for name, label in named.items()}
+    assert draft.left_out == {"illness": "free text"}
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

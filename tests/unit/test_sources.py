@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
@@ -18,6 +20,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from support.tables import SCHEMA, groups_of, rows_of
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
@@ -408,8 +412,8 @@ def test_a_dataset_is_a_file_or_a_query(tmp_path: Path) -> None:
     assert offered.in_batches
     pixels = {"images": {"folder": tmp_path, "shape": (1, 2, 2)}}
     archives: list[dict[str, Any]] = [{"path": tmp_path / "records.npz"}, {"path": tmp_path / "RECORDS.NPZ"}]
-    for given in (*archives, {**archives[0], **pixels}):
-        assert not DatasetConfig(**given).in_batches, "an archive of arrays is read whole"
+    for archive in (*archives, {**archives[0], **pixels}):
+        assert not DatasetConfig(**archive).in_batches, "an archive of arrays is read whole"
     for name in ("records.csv", "records.parquet", "folder", "records.npz.csv"):
         others: list[dict[str, Any]] = [{"path": tmp_path / name}, {"s3": {"url": f"s3://hospital/{name}"}}]
         assert all(DatasetConfig(**given).in_batches for given in others)
@@ -435,3 +439,82 @@ def test_a_byte_order_mark_hides_no_line(tmp_path: Path) -> None:
     text = "SELECT (json->>'age')::DOUBLE AS age, 'Ulm' AS town, 1 AS ill FROM t ORDER BY 1"
     table = read_table(SourceQuery("records", text, files={"t": tmp_path / "t.ndjson"}), SCHEMA)
     assert table.columns["age"].to_pylist() == [61.0, 62.0, 63.0]
+
+
+TIME = dt.datetime.fromisoformat("2020-05-06T07:08:09.000001")
+CELLS: dict[str, tuple[Any, list[Any]]] = {
+    "double": (pa.float64(), [-1.5, 0.0, -0.0, 1.0, 7.0, 1e300, float("nan"), float("inf"), float("-inf")]),
+    "float": (pa.float32(), [-1.5, 0.0, -0.0, 1.0, 7.0, float("nan"), float("inf"), float("-inf")]),
+    "half": (pa.float16(), [np.float16(value) for value in (-1.5, 0.0, -0.0, 1.0, 7.0, float("nan"), float("inf"))]),
+    "integer": (pa.int64(), [-(2**63), -1, 0, 1, 5, 7, 2**63 - 1]),
+    "unsigned": (pa.uint64(), [0, 1, 5, 7, 2**63, 2**64 - 1]),
+    "decimal": (pa.decimal128(9, 2), [Decimal("-1.50"), Decimal("0"), Decimal("5"), Decimal("7.01")]),
+    "text": (pa.string(), ["", "5", "NaN", "a" * 99, "a" * 98 + "b", "ö", "\U0010ffff", "\U0010ffff" * 40]),
+    "date": (pa.date32(), [dt.date(1, 1, 1), dt.date(2020, 5, 6), dt.date(9999, 12, 31)]),
+    "time": (pa.timestamp("us"), [TIME.replace(year=1), TIME, TIME.replace(microsecond=2), TIME.replace(year=9999)]),
+    "nanosecond": (pa.timestamp("ns"), [TIME, TIME.replace(microsecond=2), TIME.replace(year=1970)]),
+    "boolean": (pa.bool_(), [True, False]),
+}
+CONDITIONS = (
+    "x > {}",
+    "x >= {}",
+    "NOT x < {}",
+    "x = {}",
+    "x <> {}",
+    "x BETWEEN {} AND {}",
+    "x IN ({}, {})",
+    "x IS DISTINCT FROM {}",
+)
+ANSWERS = (
+    "count(*)",
+    "count(x)",
+    "max(x)::text",
+    "min(x)::text",
+    "count(*) FILTER (WHERE {})",
+    "count(CASE WHEN {} THEN 1 END)",
+)
+
+
+DRAWN = (st.sampled_from(CONDITIONS), st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=2, unique=True))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data(), kind=st.sampled_from([*CELLS]), group=st.integers(1, 5), index=st.booleans())
+def test_what_a_file_says_of_its_records_decides_on_none(
+    tmp_path: Path, data: st.DataObject, kind: str, group: int, index: bool
+) -> None:
+    """A query on Parquet, whose footer tells least and greatest values, answers as it does on a table in memory."""
+    stored, known = CELLS[kind]
+    cells = data.draw(st.lists(st.sampled_from([None, *known]), max_size=12))
+    _compare_with_memory(tmp_path, pa.array(cells, stored), group, index, *map(data.draw, DRAWN))
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("others", [[], [1.0], [7.0], [1.0, 7.0]])
+def test_nobody_elses_number_decides_on_a_nan(tmp_path: Path, condition: str, others: list[float]) -> None:
+    cells = [float("nan"), *others]
+    _compare_with_memory(tmp_path, pa.array(cells, pa.float64()), 9, True, condition, ANSWERS)
+
+
+def _compare_with_memory(directory: Path, cells: Any, group: int, index: bool, condition: str, answers: Sequence[str]) -> None:
+    import duckdb
+
+    path = directory / "t.parquet"
+    parquet.write_table(pa.table({"x": cells}), path, row_group_size=group, write_page_index=index, data_page_size=8)
+    kept = duckdb.connect()
+    kept.execute("SET TimeZone = 'UTC'")
+    memory = pa.table({"x": cells.cast(pa.float32()) if cells.type == pa.float16() else cells})
+    kept.register("given", memory)
+    kept.execute("CREATE TABLE t AS SELECT * FROM given")
+    ((_, name, *_),) = kept.execute("DESCRIBE t").fetchall()
+    for bound in ("5", "NaN"):
+        if "FLOAT" not in name and "DOUBLE" not in name and bound == "NaN":
+            continue
+        told = {"DATE": "2020-05-06", "BOOLEAN": "true"}.get(name, "2020-05-06 07:08:09.000001" if "TIME" in name else bound)
+        where = condition.replace("{}", f"CAST('{told}' AS {name})")
+        for answer in answers:
+            text = f"SELECT {answer.replace('{}', where)} AS n FROM t"  # noqa: S608
+            for asked in (text, f"{text} WHERE {where}"):
+                found = query_rows(SourceQuery("q", asked, files={"t": path})).to_pylist()
+                assert [tuple(row.values()) for row in found] == kept.execute(asked).fetchall(), asked

@@ -138,7 +138,7 @@ def check_dataset(
         found += [(judged.name, kind, numbers[mask], expected) for kind, mask, expected in _faults(judged, schema)]
     per_person = None
     if subject is not None:
-        persons, nobody = number_subjects(table.subjects)
+        persons, nobody = number_subjects([table.subjects])
         per_person = np.unique(persons, return_counts=True)[1]
         found.append((subject, FindingKind.MISSING, numbers[nobody], "the record counts as a person of its own"))
         told = "several persons may share it, as one: store texts with all digits"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import glob
+import json
 import re
 import threading
 import time
@@ -76,7 +77,7 @@ class DuckReader(QueryReader):
     @contextmanager
     def opened(self) -> Iterator[_DuckRows]:
         with _connection() as connection:
-            yield _DuckRows(connection, self.query, _open(connection, self.query))
+            yield _DuckRows(connection, self.query, *_open(connection, self.query))
 
 
 @dataclass
@@ -84,6 +85,7 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
     connection: Any
     query: SourceQuery
     texts: list[_Texts]
+    files: list[Path]
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         import duckdb
@@ -97,6 +99,7 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
                     found = _answer(self.connection, self.query)
                     if set() < set(asked.names) < set(found.columns):
                         found = found.select(*map(duckdb.ColumnExpression, asked.names))
+                    _check_pages(found, self.files)
                     reader = found.to_arrow_reader(asked.most)
                     yielded = reader.schema.empty_table()
                 else:
@@ -106,6 +109,21 @@ class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
                     yielded = pa.Table.from_batches([batch])
             left -= time.monotonic() - began
             yield SourcePart(yielded)
+
+
+def _check_pages(found: Any, files: Sequence[Path]) -> None:
+    """Hold what a query reads of Parquet files against their checksums, at which DuckDB does not look."""
+    if files:
+        plan = _words(json.loads(found.explain(format="json")))
+        for file in files:
+            check_pages(file, lambda name: _words(name) in plan)
+
+
+def _words(plan: Any) -> str:
+    """The letters and digits of all texts in a plan, among which are the names of all columns that are read of a file."""
+    if isinstance(plan, dict):
+        plan = [*plan.values()]
+    return "".join(map(_words, plan)) if isinstance(plan, list) else re.sub(r"\W", "", str(plan))
 
 
 _QUOTED = re.compile(r"([\"'`])(?:(.*?)\1(?!\1|\w))?", re.DOTALL)
@@ -161,9 +179,9 @@ class _Texts:
             raise
 
 
-def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> list[_Texts]:
-    """Show the query its tables, or ``empty`` ones, and nothing else from here on; return those that are texts."""
-    texts, zones = list[_Texts](), set[str]()
+def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> tuple[list[_Texts], list[Path]]:
+    """Show the query its tables, or ``empty`` ones, and nothing else from here on; return those of text, and Parquet files."""
+    texts, files, zones = list[_Texts](), list[Path](), set[str]()
     for name, path in query.files.items():
         if is_json(path) or is_csv(path):
             if not texts:
@@ -172,8 +190,7 @@ def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> list[_
             connection.register(name, texts[-1].schema.empty_table() if empty else texts[-1])
         else:
             parts, columns = _parts(path, zones)
-            for part in () if empty else parts:
-                check_pages(Path(part))
+            files += map(Path, parts)
             connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
             found = connection.read_parquet(parts).project(columns)
             found.limit(0).create(name) if empty else found.create_view(name)
@@ -183,7 +200,7 @@ def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> list[_
         with raising(odd, on=_errors()):
             connection.execute("SET TimeZone = $1", [f"GMT{zone}" if zone[:1] in ("+", "-") else zone])
     connection.execute("SET enable_external_access = false")
-    return texts
+    return texts, files
 
 
 @contextmanager
@@ -258,6 +275,7 @@ def _connection() -> Iterator[Any]:
     _stops_at_exit()
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     connection.execute("SET enable_progress_bar = false")  # where somebody types, DuckDB draws one between what they see
+    connection.execute("SET parquet_can_have_nan = true")  # or others' least and greatest number would decide on a NaN
     connection.execute("SET TimeZone = 'UTC'")  # or a day would be that of the machine's own zone
     try:
         yield connection

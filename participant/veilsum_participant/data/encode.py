@@ -17,7 +17,7 @@ from veilsum_participant.data.cells import judge_table
 from veilsum_participant.data.quality import ColumnCells
 from veilsum_participant.data.reader import check_held
 from veilsum_participant.data.sources import opened, tried
-from veilsum_participant.data.subjects import number_parts
+from veilsum_participant.data.subjects import number_subjects
 from veilsum_participant.data.table import Table
 from veilsum_participant.datasets import record_bytes
 from veilsum_participant.settings.query import Source
@@ -58,7 +58,7 @@ def encode_tables(
             identifiers.append(table.subjects)
     records = join_batches(parts)
     if identifiers:
-        subjects, _ = number_parts(identifiers)
+        subjects, _ = number_subjects(identifiers)
         order = np.argsort(subjects, kind="stable")  # those of one subject keep their order
         records = replace(records.take(order), subjects=subjects[order])
     return records, found

@@ -141,8 +141,8 @@ def _text(cell: object) -> str | None:
     """One cell as a CSV file would hold it."""
     if cell is None:
         return None
-    if isinstance(cell, bool):
-        return str(int(cell))
+    if isinstance(cell, bool) or (isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53):
+        return str(int(cell))  # SQLite holds 7 and 7.0 in one column, which are one number
     if isinstance(cell, bytes | memoryview):
         return as_text(bytes(cell))
     return cell if isinstance(cell, str) else str(cell)  # of a float as many digits as it takes; of a date ISO 8601

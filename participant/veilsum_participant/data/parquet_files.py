@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -20,9 +21,8 @@ from veilsum_participant.data.reader import FileReader, Found, RowRequest, Sourc
 from veilsum_participant.settings.forms import PARQUET
 from veilsum_participant.settings.query import Bucket
 
-_CHECKED = re.compile(rb"(\x15[\x80-\xff]*[\x00-\x7f]){3}\x15")
-"""A page's header with a checksum, in Thrift's compact protocol: its type, its two sizes, and then a fourth integer."""
-_CHECK = 1 << 16
+_SIZE, _CHECKSUM = 3, 4
+"""Fields of a page's header: its bytes in the file, and their CRC-32."""
 _NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")
 _BUFFER = 1 << 16
@@ -124,19 +124,60 @@ def _in_its_zone(table: Any) -> Any:
     return table if written.equals(table.schema) else table.cast(written)
 
 
-def check_pages(path: Path) -> None:
-    """Read a file, for other software that does not, against the checksums of its pages; where the first has none, no more.
+def check_pages(path: Path, asked: Callable[[str], bool]) -> None:
+    """Hold a file's pages, for other software that does not, against their checksums; without any, one of a column.
+
+    Args:
+        path: the file.
+        asked: whether the pages of a column are read, by its name.
 
     Raises:
         DataError: it is damaged.
     """
     with readable(path), open_parquet(path) as file, path.open("rb") as pages:
-        if file.metadata.num_row_groups and file.metadata.num_columns:
-            first = file.metadata.row_group(0).column(0)
-            pages.seek(first.dictionary_page_offset or first.data_page_offset)
-            if _CHECKED.match(pages.read(32)):
-                for _ in file.iter_batches(_CHECK):
-                    pass
+        for group in map(file.metadata.row_group, range(file.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                if not asked(column.path_in_schema.partition(".")[0]):
+                    continue
+                pages.seek(column.dictionary_page_offset or column.data_page_offset)
+                end = pages.tell() + column.total_compressed_size
+                while pages.tell() < end and _CHECKSUM in (header := _integers(pages)):
+                    if crc32(pages.read(header[_SIZE])) != header[_CHECKSUM] % (1 << 32):
+                        raise OSError("a page has another checksum")
+
+
+def _integers(file: BinaryIO) -> dict[int, int]:
+    """The integers of a structure in Thrift's compact protocol, by field; what lies in structures within it is passed over."""
+    found, field = dict[int, int](), 0
+    while kind := file.read(1)[0]:
+        field = field + (kind >> 4) if kind >> 4 else _integer(file)
+        match kind & 15:
+            case 1 | 2:  # true, false
+                pass
+            case 4 | 5 | 6:
+                found[field] = _integer(file)
+            case 8:  # bytes
+                file.seek(_varint(file), os.SEEK_CUR)
+            case 12:
+                _integers(file)
+            case _:
+                raise ValueError("no header of a page")
+    return found
+
+
+def _integer(file: BinaryIO) -> int:
+    value = _varint(file)
+    return value >> 1 ^ -(value & 1)
+
+
+def _varint(file: BinaryIO) -> int:
+    value = shift = 0
+    while True:
+        byte = file.read(1)[0]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+        shift += 7
 
 
 def open_parquet(path: AnyFile) -> Any:

@@ -24,6 +24,7 @@ from veilsum_participant.data.reader import (
     missing_package,
     slow,
 )
+from veilsum_participant.data.typed import is_numeric
 from veilsum_participant.settings.query import SourceQuery
 
 _CANCELLED = "57014"
@@ -74,8 +75,9 @@ class _ServerRows(OpenRows):
     kinds: Mapping[str, Any]
 
     def orders(self, subject: str) -> bool:
-        """Numbers always; texts where Unicode's composed forms can be compared as the participant does, byte by byte."""
-        return _is_number(self.kinds[subject]) or self.encoding == "UTF8"
+        """Numbers that Arrow has always; texts where Unicode's composed forms can be compared as the participant does."""
+        kind = self.kinds[subject]
+        return _is_number(kind) or (self.encoding == "UTF8" and not is_numeric(kind))
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         text = _as_table(self.query)

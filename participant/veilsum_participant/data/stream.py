@@ -22,10 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import DataError
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.sources import SourceTables, changed, opened, tried
-from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_parts, told
+from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_subjects, told
 from veilsum_participant.datasets import BATCH, record_bytes
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.mechanism.records import Records, join_batches
@@ -69,48 +70,10 @@ def _records(
         if subject is None:
             for table in tables.read(rows):
                 yield encode_table(table, schema)
-        elif tables.rows.steady:
-            yield from _by_place(tables, rows, persons)
         elif tables.rows.orders(subject):
             yield from _by_order(tables, rows)
         else:
-            yield from _by_bucket(tables, rows, persons)
-
-
-def _by_place(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
-    """Records of some subjects after others, of a source in which each keeps its place."""
-    schema = tables.schema
-    numbers, _ = number_parts(tables.identifiers(rows))
-    for first, last in _ranges(np.bincount(numbers, minlength=1), persons):
-        among = (numbers >= first) & (numbers <= last)
-
-        def keep(place: int, count: int, _: Any, among: NDArray[np.bool_] = among) -> NDArray[np.bool_]:
-            if len(found := among[place : place + count]) != count:
-                raise changed(tables.source)
-            return found
-
-        def wanted(start: int, end: int, among: NDArray[np.bool_] = among) -> bool:
-            return bool(among[start:end].any())
-
-        own = numbers[among]
-        order = np.argsort(own, kind="stable")
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        features, present = np.empty((len(own), schema.width)), np.empty((len(own), schema.width), dtype=np.bool_)
-        labels = None if schema.label is None else np.empty(len(own), dtype=np.int64)
-        end = 0
-        for table in tables.read(rows, subjects=False, keep=keep, wanted=wanted):
-            part = encode_table(table, schema)
-            start, end = end, end + len(part)
-            if end > len(own):
-                raise changed(tables.source)
-            features[places[start:end]], present[places[start:end]] = part.features, part.present
-            if labels is not None and part.labels is not None:
-                labels[places[start:end]] = part.labels
-        if end != len(own):
-            raise changed(tables.source)
-        yield from _slices(Records(features, present, labels, own[order]), rows)
-        del features, present, labels  # before the next ones are read
+            yield from _by_group(tables, rows, persons)
 
 
 def _by_order(tables: SourceTables, rows: int) -> Iterator[Records]:
@@ -155,44 +118,56 @@ def _told_apart(subjects: Any) -> tuple[Any, NDArray[np.bool_]]:
 _HOLD = "Raise the dataset's `memory` beyond its records, which are then held, or store the identifiers as numbers."
 
 
-def _by_bucket(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
-    """Records of some buckets of subjects after another; first those without an identifier, each a subject of its own."""
-    schema = tables.schema
-    sizes = np.zeros(BUCKETS + 1, dtype=np.int64)
-    for identifiers in tables.identifiers(rows):
-        sizes += np.bincount(bucket_subjects(identifiers) + 1, minlength=BUCKETS + 1)
+def _by_group(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
+    """Records of some groups of subjects after others: of a source in which each row keeps its place, a subject is a group; of
+    another, a bucket is one, and rows without an identifier, each of which is a subject of its own, come with the first.
+    """
+    schema, steady = tables.schema, tables.rows.steady
+    numbers = number_subjects(tables.identifiers(rows))[0] if steady else np.empty(0, dtype=np.int64)
+    sizes = np.bincount(numbers, minlength=1 if steady else BUCKETS)
+    for identifiers in () if steady else tables.identifiers(rows):
+        sizes += np.bincount(bucket_subjects(identifiers) + 1, minlength=BUCKETS + 1)[1:]
     number = 0
-    for first, last in _ranges(sizes[1:], persons):
-        most = int(sizes[1 + first : 2 + last].sum())
+    for first, last in _ranges(sizes, persons):
+        most = int(sizes[first : last + 1].sum())
         features, present = np.empty((most, schema.width)), np.empty((most, schema.width), dtype=np.bool_)
         labels = None if schema.label is None else np.empty(most, dtype=np.int64)
+        among = (numbers >= first) & (numbers <= last)
         found: list[Any] = []
         end = 0
 
-        def keep(_: int, __: int, subjects: Any, first: int = first, last: int = last) -> NDArray[np.bool_]:
-            buckets = bucket_subjects(subjects)
-            return ((buckets >= first) & (buckets <= last)) | ((buckets < 0) & (first == 0))
+        def keep(place: int, count: int, subjects: Any, first: int = first, last: int = last, among: Bools = among) -> Bools:
+            if not steady:
+                buckets = bucket_subjects(subjects)
+                return ((buckets >= first) & (buckets <= last)) | ((buckets < 0) & (first == 0))
+            if len(own := among[place : place + count]) != count:
+                raise changed(tables.source)
+            return own
 
-        for table in tables.read(rows, keep=keep):
-            identifiers, given = _told_apart(table.subjects)
+        def wanted(start: int, end: int, among: Bools = among) -> bool:
+            return bool(among[start:end].any())
+
+        for table in tables.read(rows, subjects=not steady, keep=keep, wanted=wanted if steady else None):
             part = encode_table(table, schema)
-            if not given.all():
-                others = part.take(~given)
-                yield replace(others, subjects=number + np.arange(len(others)))
-                number += len(others)
-                part = part.take(given)
+            if not steady:
+                identifiers, given = _told_apart(table.subjects)
+                found.append(identifiers.drop_null())
+                if not given.all():
+                    others = part.take(~given)
+                    yield replace(others, subjects=number + np.arange(len(others)))
+                    number += len(others)
+                    part = part.take(given)
             start, end = end, end + len(part)
             if end > most:
                 raise changed(tables.source)
             features[start:end], present[start:end] = part.features, part.present
             if labels is not None and part.labels is not None:
                 labels[start:end] = part.labels
-            found.append(identifiers.drop_null())
         if end != most:
             raise changed(tables.source)
-        numbers = number_parts(found)[0] + number
-        number = int(numbers.max(initial=number)) + 1
-        yield from _slices(Records(features, present, labels, numbers), rows, np.argsort(numbers, kind="stable"))
+        own = numbers[among] if steady else number_subjects(found)[0] + number
+        number = int(own.max(initial=number)) + 1
+        yield from _slices(Records(features, present, labels, own), rows, np.argsort(own, kind="stable"))
         del features, present, labels  # before the next ones are read
 
 

@@ -23,23 +23,18 @@ NO_SUBJECT = ("", "?", "na", "n/a", "nan", "none", "null")
 """Texts that stand for a missing identifier, in any case of letters."""
 
 
-def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def number_subjects(parts: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Number the subjects from 0, in the order of their first records.
 
     Texts are compared as they are written: "7" and "007" are two persons; but not by how Unicode composes a letter, which
     nobody sees. A record without an identifier is a subject of its own and is numbered after all others.
 
     Args:
-        identifiers: (n,) array of text or numbers, as :class:`veilsum_participant.data.table.Table` holds it.
+        parts: of text or numbers, as :class:`veilsum_participant.data.table.Table` holds them, one at least, of one type.
 
     Returns:
         The number of each record's subject (n,), and (n,) bool, True where the identifier is missing.
     """
-    return number_parts([identifiers])
-
-
-def number_parts(parts: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """:func:`number_subjects` of identifiers that come in parts, of one type, of which there is one at least."""
     encoded = joined([told(part) for part in parts]).dictionary_encode()
     missing = np.asarray(pc.is_null(encoded.indices).to_numpy(zero_copy_only=False), dtype=np.bool_)
     numbers = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)

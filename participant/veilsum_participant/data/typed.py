@@ -105,7 +105,15 @@ def texts(column: Any, known: Sequence[tuple[str, int]]) -> Any:
 def identifiers(column: Any) -> Any:
     """A chunked column as one array of trimmed text, or of its own numbers: as float64 long ones would run together."""
     # with half floats Arrow does little
-    return joined([chunk.cast(pa.float32()) if pa.types.is_float16(chunk.type) else chunk for chunk in _plain(column)])
+    found = joined([chunk.cast(pa.float32()) if pa.types.is_float16(chunk.type) else chunk for chunk in _plain(column)])
+    if is_numeric(column.type):
+        found = pc.utf8_rtrim(pc.replace_substring_regex(found, r"(\.[0-9]*?)0+$", r"\1"), ".")
+    return found
+
+
+def is_numeric(kind: Any) -> bool:
+    """Whether a column of an Arrow type holds PostgreSQL's NUMERIC: text, in which 7 and 7.00 are one number."""
+    return isinstance(kind, pa.OpaqueType) and kind.type_name == "numeric"
 
 
 def common(kinds: Sequence[Any], *, numbered: bool) -> bool:

@@ -32,9 +32,9 @@ _ROLES = {
     "unit": ("unit", "units", "unitofmeasure", "unitofmeasurement"),
     "low": ("textvalidationmin", "minimum", "minimumvalue", "minvalue", "min", "lowerbound", "lower", "low"),
     "high": ("textvalidationmax", "maximum", "maximumvalue", "maxvalue", "max", "upperbound", "upper", "high"),
+    "coded": ("choicescalculationsorsliderlabels", "selectchoicesorcalculations", "choicesorcalculations"),
     "choices": (
-        *("choicescalculationsorsliderlabels", "selectchoicesorcalculations", "choicesorcalculations", "choices"),
-        *("categories", "levels", "valuelabels"),
+        *("choices", "categories", "levels", "valuelabels"),
         *("permissiblevalues", "permittedvalues", "allowedvalues", "codes", "values", "enum"),
     ),
     "label": ("fieldlabel", "variablelabel", "label", "title", "description", "definition"),
@@ -135,7 +135,7 @@ def _described(row: Mapping[str, str]) -> list[Drafted] | str | None:
         return None
     if row["identifier"].lower() in ("y", "yes", "1", "true"):
         return "identifier"
-    choices = _offered(word, row["choices"])
+    choices = _offered(word, row)
     if kind == "text":
         kind = _kind_of_text(row["validation"].lower(), choices)
     if kind in _LEFT_OUT:
@@ -156,11 +156,15 @@ def _described(row: Mapping[str, str]) -> list[Drafted] | str | None:
     return [Drafted(row["name"], kind, low, high, row["unit"], note=row["label"])]
 
 
-def _offered(word: str, text: str) -> dict[str, str]:
+def _offered(word: str, row: Mapping[str, str]) -> dict[str, str]:
     """The choices of a variable whose type is this word."""
     if word in ("calc", "slider"):  # REDCap keeps a formula, or the slider's labels, in the same cell
         return {}
-    choices = _choices(text)
+    if row["coded"]:  # of REDCap: a code, a comma and a label, each after a bar; of text it names an ontology
+        halves = [] if word == "text" else [part.partition(",") for part in row["coded"].split("|") if part.strip()]
+        choices = {code.strip(): label.strip() for code, _, label in halves}
+    else:
+        choices = _choices(row["choices"])
     return choices or {"0": "", "1": ""} if word in ("yesno", "truefalse") else choices
 
 

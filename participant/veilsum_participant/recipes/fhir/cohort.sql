@@ -1,8 +1,9 @@
 -- FHIR R4: one row a Patient.
 -- Tables, each with the column json, a resource or a Bundle a row: patient, condition, observation, encounter.
 @tables
--- Conditions by SNOMED CT or ICD-10, whatever their clinical status, unless refuted, excluded or entered in error; observations by LOINC in the
--- UCUM unit named here, the mean of those that are final, amended or corrected; systolic pressure also as a panel's component.
+-- Conditions by SNOMED CT or ICD-10, whatever their clinical status, suspicions too, unless refuted, excluded or entered in error; observations
+-- by LOINC in the UCUM unit named here, the mean of those of the patient that are final, amended or corrected; systolic pressure also as a
+-- panel's component.
 WITH RECURSIVE
 @systems,
 @persons,

@@ -2,6 +2,7 @@
 -- Tables, each with the column json, a resource or a Bundle a row: encounter, patient.
 @tables
 WITH RECURSIVE
+@systems,
 @persons,
 @resource name=stay table=encounter type=Encounter,
 @visits
@@ -12,6 +13,6 @@ SELECT
         WHEN visits.ends >= visits.begins
             THEN CAST(EXTRACT(EPOCH FROM visits.ends) AS DOUBLE) / 86400 - CAST(EXTRACT(EPOCH FROM visits.begins) AS DOUBLE) / 86400
     END AS days,
-    EXTRACT(YEAR FROM visits.begins) - try_cast(substr(persons.resource.birthDate, 1, 4) AS DOUBLE) AS age
+    visits.year - try_cast(substr(persons.resource.birthDate, 1, 4) AS DOUBLE) AS age
 FROM visits
 JOIN persons ON persons.patient = visits.patient

@@ -23,7 +23,8 @@ patient_misses AS (
             'Patient: was replaced by what another says, and counts as well',
             'Patient: has no sex that is female or male',
             'Patient: has no year of birth',
-            'Patient: has no word on whether they died'
+            'Patient: has no word on whether they died',
+            'Patient: is not in active use, and counts'
         ]),
         unnest([
             (SELECT count(*) FROM versions WHERE patient IS NULL),
@@ -47,7 +48,8 @@ patient_misses AS (
                 SELECT count(*) FROM persons
                 WHERE resource.deceasedDateTime IS NULL AND coalesce(resource.deceasedBoolean, '') NOT IN ('true', 'false')
                     AND coalesce(resource.deceasedBoolean, resource._deceasedBoolean, resource._deceasedDateTime) IS NOT NULL
-            )
+            ),
+            (SELECT count(*) FROM persons WHERE resource.active = 'false')
         ]),
         (SELECT count(*) FROM versions)
     UNION ALL
@@ -62,7 +64,10 @@ judged AS (
         resource,
         (
             @refuted
-        ) AS refuted
+        ) AS refuted,
+        (
+            @suspected
+        ) AS suspected
     FROM diagnosis
 ),
 codings AS (
@@ -111,26 +116,46 @@ value_misses AS (
     SELECT
         unnest([
             'Condition: is refuted or entered in error',
+            'Condition: is a suspicion, and counts',
             'Observation: is not final, amended or corrected',
+            'Observation: is about somebody else than its patient',
             'Observation: is a component with an extension that changes its meaning',
             'Encounter: is planned, cancelled or entered in error',
+            'Encounter: has a class of an unknown system',
             'Encounter: has a class other than inpatient, outpatient and emergency',
             'Encounter: is part of another of its kind',
             'Encounter: ends before it begins'
         ]) AS what,
         unnest([
             (SELECT count(*) FROM judged WHERE refuted),
+            (SELECT count(*) FROM judged WHERE suspected AND NOT refuted),
             (SELECT count(*) FROM result WHERE coalesce(resource.status, '') NOT IN ('final', 'amended', 'corrected')),
             (
+                SELECT count(*) FROM result
+                WHERE resource.status IN ('final', 'amended', 'corrected')
+                    AND @focused
+            ),
+            (
                 SELECT count(*)
-                FROM (SELECT unnest(resource.component) AS item FROM result WHERE resource.status IN ('final', 'amended', 'corrected'))
+                FROM (
+                    SELECT unnest(resource.component) AS item
+                    FROM result
+                    WHERE resource.status IN ('final', 'amended', 'corrected')
+                        AND NOT @focused
+                )
                 WHERE item.modifierExtension IS NOT NULL
             ),
             (SELECT count(*) FROM stay WHERE NOT coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')),
             (
                 SELECT count(*) FROM stay
                 WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
+                    AND NOT @classed
+            ),
+            (
+                SELECT count(*) FROM stay
+                WHERE coalesce(resource.status, '') NOT IN ('planned', 'cancelled', 'entered-in-error')
                     AND coalesce(resource.class.code, '') NOT IN ('IMP', 'ACUTE', 'NONAC', 'AMB', 'EMER')
+                    AND @classed
             ),
             (SELECT count(*) FROM counted) - (SELECT count(*) FROM visits),
             (
@@ -140,8 +165,11 @@ value_misses AS (
         ]) AS number,
         unnest([
             (SELECT count(*) FROM diagnosis),
+            (SELECT count(*) FROM diagnosis),
             (SELECT count(*) FROM result),
             (SELECT count(*) FROM result),
+            (SELECT count(*) FROM result),
+            (SELECT count(*) FROM stay),
             (SELECT count(*) FROM stay),
             (SELECT count(*) FROM stay),
             (SELECT count(*) FROM stay),
@@ -168,7 +196,7 @@ SELECT
     number,
     of,
     what LIKE '%older version%' OR what LIKE '%was replaced by another' OR what LIKE '%is left aside' OR what LIKE '%as test data' OR what LIKE '%entered in error'
-    OR what LIKE '%is not final%' OR what LIKE '%with a comparator%' OR what LIKE '%without a value' OR what LIKE '%has a class other%' OR what LIKE '%is part of another%' AS meant
+    OR what LIKE '%is not final%' OR what LIKE '%about somebody else%' OR what LIKE '%with a comparator%' OR what LIKE '%without a value' OR what LIKE '%has a class other%' OR what LIKE '%is part of another%' AS meant
 FROM (
     SELECT what, number, of FROM patient_misses
     UNION ALL

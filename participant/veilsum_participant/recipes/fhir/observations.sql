@@ -1,4 +1,4 @@
--- FHIR R4: one row an observation that is final, amended or corrected, by LOINC, in the UCUM unit named here.
+-- FHIR R4: one row an observation of the patient that is final, amended or corrected, by LOINC, in the UCUM unit named here.
 -- Tables, each with the column json, a resource or a Bundle a row: observation, patient.
 @tables
 WITH RECURSIVE

@@ -20,7 +20,10 @@ systems(system, kind) AS (
         ('http://hl7.org/fhir/sid/icd-10-us', 'icd-10'),
         ('urn:oid:2.16.840.1.113883.6.90', 'icd-10'),
         ('http://fhir.de/CodeSystem/bfarm/icd-10-gm', 'icd-10'),
-        ('http://fhir.de/CodeSystem/dimdi/icd-10-gm', 'icd-10')
+        ('http://fhir.de/CodeSystem/dimdi/icd-10-gm', 'icd-10'),
+        ('http://terminology.hl7.org/CodeSystem/v3-ActCode', 'class'),
+        ('http://hl7.org/fhir/v3/ActCode', 'class'),
+        ('urn:oid:2.16.840.1.113883.5.4', 'class')
 )
 -- @system
 lower(systems.system) = regexp_replace(regexp_replace(lower(<coding>.system), '^https:', 'http:'), '/*([|].*)?$', '')
@@ -72,7 +75,7 @@ versions AS (
             url,
             json_transform(json, '{
                 @keys
-                "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
+                "active": "VARCHAR", "gender": "VARCHAR", "birthDate": "VARCHAR", "deceasedBoolean": "VARCHAR", "deceasedDateTime": "VARCHAR",
                 "_deceasedBoolean": "VARCHAR", "_deceasedDateTime": "VARCHAR",
                 "link": [{"type": "VARCHAR", "other": {"reference": "VARCHAR"}}]
             }') AS resource
@@ -170,19 +173,37 @@ names AS (
 "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"},
 "component": [{"code": {"coding": [{"system": "VARCHAR", "code": "VARCHAR"}]}, "modifierExtension": "JSON",
     "valueQuantity": {"value": "VARCHAR", "code": "VARCHAR", "comparator": "VARCHAR"}}],
-"effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"},
+"effectiveDateTime": "VARCHAR", "effectiveInstant": "VARCHAR", "effectivePeriod": {"start": "VARCHAR"}, "focus": "JSON",
 -- @stay
-"status": "VARCHAR", "class": {"code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
+"status": "VARCHAR", "class": {"system": "VARCHAR", "code": "VARCHAR"}, "period": {"start": "VARCHAR", "end": "VARCHAR"},
 "partOf": {"reference": "VARCHAR"},
--- @refuted
-coalesce(list_has_any(json_extract_string(resource.verificationStatus, '$.coding[*].code'), ['refuted', 'entered-in-error']), false)
-OR coalesce(resource.verificationStatus->>'$' IN ('refuted', 'entered-in-error'), false)
-OR coalesce(list_contains(
+-- @focused
+coalesce(list_distinct(json_extract_string(resource.focus, '$[*].reference')) <> [resource.subject.reference], false)
+-- @classed
+(resource.class.system IS NULL OR EXISTS (
+    SELECT 1
+    FROM systems
+    WHERE systems.kind = 'class'
+        AND @system coding=resource.class
+))
+-- @certainty
+list_concat(
+    json_extract_string(resource.verificationStatus, '$.coding[*].code'),
+    [resource.verificationStatus->>'$'],
     list_transform(
         flatten(list_transform(resource.code.coding, lambda coding: coding.extension)),
         lambda extension: extension.url || '|' || extension.valueCoding.code
-    ),
-    'http://fhir.de/StructureDefinition/icd-10-gm-diagnosesicherheit|A'
+    )
+)
+-- @refuted
+coalesce(list_has_any(
+    @certainty,
+    ['refuted', 'entered-in-error', 'http://fhir.de/StructureDefinition/icd-10-gm-diagnosesicherheit|A']
+), false)
+-- @suspected
+coalesce(list_has_any(
+    @certainty,
+    ['unconfirmed', 'provisional', 'differential', 'http://fhir.de/StructureDefinition/icd-10-gm-diagnosesicherheit|V']
 ), false)
 -- @measured
 measures(code, unit, kind) AS (
@@ -206,6 +227,7 @@ parts AS (
             )) AS item
         FROM result
         WHERE resource.status IN ('final', 'amended', 'corrected')
+            AND NOT @focused
     )
     WHERE item.modifierExtension IS NULL
 ),
@@ -235,13 +257,14 @@ counted AS (
         patient,
         id,
         @name of=resource.partOf.reference type=Encounter as=whole,
-        CASE resource.class.code
-            WHEN 'IMP' THEN 'inpatient'
-            WHEN 'ACUTE' THEN 'inpatient'
-            WHEN 'NONAC' THEN 'inpatient'
-            WHEN 'AMB' THEN 'outpatient'
-            WHEN 'EMER' THEN 'emergency'
+        CASE
+            WHEN NOT @classed
+                THEN NULL
+            WHEN resource.class.code IN ('IMP', 'ACUTE', 'NONAC') THEN 'inpatient'
+            WHEN resource.class.code = 'AMB' THEN 'outpatient'
+            WHEN resource.class.code = 'EMER' THEN 'emergency'
         END AS kind,
+        try_cast(substr(resource.period.start, 1, 4) AS INTEGER) AS year,
         try_cast(substr(resource.period.start, 1, 10) AS DATE) AS begins,
         try_cast(substr(resource.period."end", 1, 10) AS DATE) AS ends
     FROM stay

@@ -4,15 +4,15 @@ WITH @persons,
 @period,
 @conditions,
 @drugs,
-@measures,
-measured AS (
+@measured,
+means AS (
     SELECT
         person_id,
-        avg(CASE WHEN measurement_concept_id = 3004410 AND unit_concept_id = 8554 THEN value_as_number END) AS hba1c,
-        avg(CASE WHEN measurement_concept_id = 3016723 AND unit_concept_id = 8840 THEN value_as_number END) AS creatinine,
-        avg(CASE WHEN measurement_concept_id = 3004249 AND unit_concept_id = 8876 THEN value_as_number END) AS systolic,
-        avg(CASE WHEN measurement_concept_id = 3038553 AND unit_concept_id = 9531 THEN value_as_number END) AS bmi
-    FROM measures
+        avg(CASE WHEN kind = 'hba1c' THEN value END) AS hba1c,
+        avg(CASE WHEN kind = 'creatinine' THEN value END) AS creatinine,
+        avg(CASE WHEN kind = 'systolic' THEN value END) AS systolic,
+        avg(CASE WHEN kind = 'bmi' THEN value END) AS bmi
+    FROM measured
     GROUP BY person_id
 ),
 @concepts,
@@ -30,7 +30,7 @@ SELECT
     persons.person_id,
     CAST(EXTRACT(YEAR FROM period.begins) AS float8) - persons.year_of_birth AS age,
     CASE persons.gender_concept_id WHEN 8507 THEN 'male' WHEN 8532 THEN 'female' END AS sex,
-    @days start=period.begins end=period.ends as=days_observed,
+    period.days AS days_observed,
     CASE WHEN conditions.diabetes = 1 THEN 'yes' ELSE 'no' END AS diabetes,
     CASE WHEN conditions.hypertension = 1 THEN 'yes' ELSE 'no' END AS hypertension,
     CASE WHEN conditions.heart_failure = 1 THEN 'yes' ELSE 'no' END AS heart_failure,
@@ -38,10 +38,10 @@ SELECT
     CASE WHEN drugs.metformin = 1 THEN 'yes' ELSE 'no' END AS metformin,
     CASE WHEN drugs.insulin = 1 THEN 'yes' ELSE 'no' END AS insulin,
     CASE WHEN drugs.statin = 1 THEN 'yes' ELSE 'no' END AS statin,
-    measured.hba1c,
-    measured.creatinine,
-    measured.systolic,
-    measured.bmi,
+    means.hba1c,
+    means.creatinine,
+    means.systolic,
+    means.bmi,
     coalesce(visited.stays, 0) AS stays,
     coalesce(visited.emergencies, 0) AS emergencies,
     CASE WHEN death.person_id IS NULL THEN 'no' ELSE 'yes' END AS died
@@ -49,6 +49,6 @@ FROM persons
 JOIN period ON period.person_id = persons.person_id
 LEFT JOIN conditions ON conditions.person_id = persons.person_id
 LEFT JOIN drugs ON drugs.person_id = persons.person_id
-LEFT JOIN measured ON measured.person_id = persons.person_id
+LEFT JOIN means ON means.person_id = persons.person_id
 LEFT JOIN visited ON visited.person_id = persons.person_id
 LEFT JOIN (SELECT DISTINCT person_id FROM death) AS death ON death.person_id = persons.person_id

@@ -9,8 +9,23 @@ persons AS (
 )
 -- @period
 period AS (
-    SELECT person_id, min(observation_period_start_date) AS begins, max(observation_period_end_date) AS ends
-    FROM observation_period
+    -- When a person was first observed, and days within their observation periods, each once; those between two are not among them.
+    SELECT
+        person_id,
+        min(begins) AS begins,
+        sum(CASE WHEN ends >= begins THEN greatest(0, last_day - greatest(first_day, reached)) END) AS days
+    FROM (
+        SELECT *, max(last_day) OVER (PARTITION BY person_id ORDER BY begins, ends ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
+        FROM (
+            SELECT
+                person_id,
+                observation_period_start_date AS begins,
+                observation_period_end_date AS ends,
+                CAST(EXTRACT(EPOCH FROM observation_period_start_date) AS float8) / 86400 AS first_day,
+                CAST(EXTRACT(EPOCH FROM observation_period_end_date) AS float8) / 86400 AS last_day
+            FROM observation_period
+        ) AS periods
+    ) AS after_others
     GROUP BY person_id
 )
 -- @conditions
@@ -40,13 +55,26 @@ drugs AS (
         AND concept_ancestor.ancestor_concept_id IN (1503297, 21600713, 21601855)
     GROUP BY drug_exposure.person_id
 )
--- @measures
-measures AS (
+-- @measured
+measures(kind, concept, unit) AS (
+    VALUES ('hba1c', 3004410, 8554), ('creatinine', 3016723, 8840), ('systolic', 3004249, 8876), ('bmi', 3038553, 9531)
+),
+measured AS (
     -- A value with an operator other than =, such as < 5, is none.
-    SELECT DISTINCT person_id, measurement_id, measurement_concept_id, unit_concept_id, measurement_date, value_as_number
+    SELECT DISTINCT
+        person_id,
+        measurement_id,
+        kind,
+        measurement_date,
+        CASE WHEN NOT @odd of=value_as_number
+            THEN value_as_number
+        END AS value
     FROM measurement
+    JOIN measures ON concept = measurement_concept_id AND unit = unit_concept_id
     WHERE coalesce(operator_concept_id, 0) IN (0, 4172703)
 )
+-- @odd
+lower(CAST(<of> AS varchar)) IN ('nan', 'inf', '-inf', 'infinity', '-infinity')
 -- @concepts
 concepts AS (
     -- Kinds of visits by concept: those named here, and what is below them in the vocabulary. 262 is an emergency that led to a stay.
@@ -124,5 +152,11 @@ SELECT
 UNION ALL
 SELECT
     'measurement: <kind> without a value',
-    (SELECT count(*) FROM measurement WHERE measurement_concept_id = <concept> AND value_as_number IS NULL),
+    (
+        SELECT count(*)
+        FROM measurement
+        WHERE measurement_concept_id = <concept>
+            AND (value_as_number IS NULL OR @odd of=value_as_number
+            )
+    ),
     (SELECT count(*) FROM measurement WHERE measurement_concept_id = <concept>)

@@ -5,7 +5,7 @@ SELECT
     persons.person_id,
     CAST(EXTRACT(YEAR FROM period.begins) AS float8) - persons.year_of_birth AS age,
     CASE persons.gender_concept_id WHEN 8507 THEN 'male' WHEN 8532 THEN 'female' END AS sex,
-    @days start=period.begins end=period.ends as=days_observed,
+    period.days AS days_observed,
     CASE WHEN death.person_id IS NULL THEN 'no' ELSE 'yes' END AS died
 FROM persons
 JOIN period ON period.person_id = persons.person_id
