@@ -59,9 +59,9 @@ def _unpacked(data: bytes | memoryview, count: int, width: int) -> Words:
     group = _group(width)
     if count * width <= _FEW_TO_UNPACK:
         bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count * width, bitorder="little").reshape(count, width)
-        octets = np.zeros((count, 8), dtype=np.uint8)
-        octets[:, : -(-width // 8)] = np.packbits(bits, axis=1, bitorder="little")
-        return octets.view("<u8").reshape(-1).astype(np.uint64, copy=False)
+        wide = np.zeros((count, 8), dtype=np.uint8)
+        wide[:, : -(-width // 8)] = np.packbits(bits, axis=1, bitorder="little")
+        return wide.view("<u8").reshape(-1).astype(np.uint64, copy=False)
     octets = np.empty(len(data) + _REACH, dtype=np.uint8)
     octets[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     numbers = np.empty(count, dtype=np.uint64)
