@@ -252,6 +252,7 @@ SPILLS_NOWHERE = "PRAGMA temp_store=MEMORY"
 def _configure(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's events begin transactions, not the driver
     connection.execute(SPILLS_NOWHERE)
+    connection.execute("PRAGMA page_size=8192")  # of a new file: vectors of megabytes are written, and erased, page by page
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON", "secure_delete=ON"):
         connection.execute(f"PRAGMA {pragma}")
 

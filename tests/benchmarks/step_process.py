@@ -24,9 +24,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the participant's comma
 
 import numpy as np
 
-WAITING = ("acquire", "poll", "channel_spin", "sleep", "Thread.run", "next_event", "_blocking")
-"""Parts of the names of functions in which a thread waits for others: no part of where the time goes."""
-
 IDLE = "before the study"
 
 BEFORE = {
@@ -110,7 +107,7 @@ class Watch:
         after(Openings, "on_released", lambda *_: self._mark())
         after(SiteChannel, "fetch", lambda found, *_: self._count("fetched", found))
         after(ParticipantCore, "handle", lambda _, directive, *__: self._count("fetched", directive.to_bytes()))
-        after(SiteChannel, "upload", lambda _, __, payload: self._count("sent", *map(bytes, payload.pieces)))
+        after(SiteChannel, "upload", lambda _, __, payload: self._count("sent", *payload.pieces))
 
     def follow_memory(self) -> None:
         """Note a coordinator's peak memory in every part of a study, and what it holds at that part's end."""
@@ -148,25 +145,24 @@ class Watch:
         if len(self.marks) == WARM:
             self._before = self._totals()
 
-    def _count(self, name: str, *parts: bytes) -> None:
+    def _count(self, name: str, *parts: bytes | memoryview) -> None:
         self.bytes[name] += sum(map(len, parts))
 
     def _start_profile(self) -> None:
-        profile = cProfile.Profile()
+        profile = cProfile.Profile(time.thread_time)  # what waits for others takes none
         self._profiles.append(profile)
         profile.enable()
 
     def _totals(self) -> dict[str, tuple[int, float]]:
-        """Calls and own seconds of every function so far, over all threads."""
+        """Calls and own processor seconds of every function so far, over all threads."""
         calls: defaultdict[str, int] = defaultdict(int)
         seconds: defaultdict[str, float] = defaultdict(float)
         for profile in self._profiles:
             for entry in profile.getstats():
                 code = entry.code
                 name = code if isinstance(code, str) else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_qualname}"
-                if not any(part in name for part in WAITING):
-                    calls[name] += entry.callcount
-                    seconds[name] += entry.inlinetime
+                calls[name] += entry.callcount
+                seconds[name] += entry.inlinetime
         return {name: (calls[name], seconds[name]) for name in calls}
 
     def _lines(self) -> list[tuple[str, int, float]]:

@@ -313,8 +313,8 @@ def test_packed_numbers_come_back(width: int, count: int, random: object) -> Non
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("width", PACKED_WIDTHS)
 def test_vectors_of_all_lengths_are_packed_alike(width: int) -> None:
-    """Few bits, many, whole groups of 64: every way of packing, held to one long integer; also what is not a row in memory."""
-    for count in (300, 700, 3001, 8191, 8192, 8255):
+    """Few bits, many, several blocks: every way of packing, held to one long integer; also what is not a row in memory."""
+    for count in (300, 700, 3001, 8191, 8192, 8255, 70_001):
         numbers = RNG.integers(0, 1 << width, 2 * count, dtype=np.uint64)[::2]
         numbers[:2] = 0, (1 << width) - 1
         data = pack_numbers(numbers, width)

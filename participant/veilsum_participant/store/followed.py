@@ -17,9 +17,8 @@ FOLLOWED = Table(
     METADATA,
     Column("study", LargeBinary(32), primary_key=True),
     Column("place", Integer, primary_key=True),
-    Column(
-        "data", LargeBinary, nullable=False
-    ),  # in place 0 the marks, as JSON; behind it the model in pieces; -1: what was seen
+    # in place 0 the marks, as JSON; behind it the model in pieces; -1: what was seen
+    Column("data", LargeBinary, nullable=False),
 )
 
 PIECE = 1 << 22

@@ -24,6 +24,8 @@ from veilsum_privacy.securesum.products import KeyProducts, common_products
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
 from veilsum_privacy.securesum.rounding import gaussian_rounding
 
+_TOGETHER = 1 << 17  # words whose errors are drawn at once, whole batches of products: each draw ends with ever fewer
+
 
 def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParameters, source: RandomSource) -> Iterator[Words]:
     """Encrypt (n,) words below t under a key of this context's own; yields coefficients below q, a batch of polynomials each.
@@ -40,13 +42,19 @@ def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParamet
     """
     if words.ndim != 1 or not len(words) or int(words.max()) >= ring.plain_modulus:
         raise Misuse("Only words below the plain modulus can be encrypted.")
+    rounded = words[:0]
     for part, product in common_products(key, context, ring, len(words), KeyProducts):
-        yield _plus_rounded(product, words[part], ring, source)
+        place = part.start % _TOGETHER
+        if not place:
+            rounded = _rounded(words[part.start : part.start + _TOGETHER], ring, source)
+        total = product + rounded[place : place + len(product)]
+        total -= np.uint64(ring.prime) * (total >= np.uint64(ring.prime))
+        yield total
 
 
-def _plus_rounded(product: Words, words: Words, ring: RingParameters, source: RandomSource) -> Words:
-    """product + a discrete Gaussian about q words / t, mod q. With q = d t + r: q y / t = d y + r y / t."""
-    prime, modulus = np.uint64(ring.prime), np.uint64(ring.plain_modulus)
+def _rounded(words: Words, ring: RingParameters, source: RandomSource) -> Words:
+    """A discrete Gaussian about q words / t, mod q. With q = d t + r: q y / t = d y + r y / t."""
+    modulus = np.uint64(ring.plain_modulus)
     d, r = divmod(ring.prime, ring.plain_modulus)
     bits = ring.plain_modulus.bit_length()
     low = bits // 2  # r is below 2^20: r times the words' high half needs no more than 64 bits
@@ -55,13 +63,12 @@ def _plus_rounded(product: Words, words: Words, ring: RingParameters, source: Ra
     over = rest >= modulus
     whole += over
     rest -= modulus * over
-    total = product + np.uint64(d) * words + whole  # below 2q
-    total -= prime * (total >= prime)
-    noisy = total.view(np.int64) + gaussian_rounding(rest, ring.plain_modulus, Fraction(KEY_VARIANCE), source)
+    whole += np.uint64(d) * words  # below q
+    noisy = whole.view(np.int64)
+    noisy += gaussian_rounding(rest, ring.plain_modulus, Fraction(KEY_VARIANCE), source)
     noisy += ring.prime * (noisy < 0)
     noisy -= ring.prime * (noisy >= ring.prime)
-    coefficients: Words = noisy.view(np.uint64)
-    return coefficients
+    return whole
 
 
 def coefficients_to_bytes(coefficients: Words, ring: RingParameters) -> bytes:
