@@ -46,7 +46,7 @@ Products = tuple[tuple[float, tuple[str, ...]], ...]
 
 def has_formula(text: str) -> bool:
     """Whether a text is a formula, and no column or condition: it has a ``~`` outside of quotes."""
-    return "~" in re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "", text)
+    return isinstance(text, str) and "~" in re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "", text)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,8 @@ def _terms(right: str) -> list[tuple[str, ...]]:
         terms = [tuple(str(factor.expr) for factor in term.factors) for term in found]
     except Exception as error:
         why = " ".join(re.sub(r"[⧛⧚]|\x1b?\[[0-9;]+m", "", str(error)).split())[:200]  # without a terminal's colours
-        raise ConfigurationError(f"{right!r} cannot be read: {why}", "Write terms as in age + C(sex) * treated.") from error
+        told = f"{right!r} cannot be read as the right side of a formula ({why.rstrip('.')})."
+        raise ConfigurationError(told, "Write terms as in age + C(sex) * treated.") from error
     if ("1",) not in terms:
         raise ConfigurationError(
             "The formula takes the constant out; a regression has one.", "Leave out - 1 or 0 +: a category has a reference."
@@ -718,8 +719,8 @@ def offset_parameters(exposure: str, schema: DatasetSchema, derive: Mapping[str,
     Raises:
         ConfigurationError: the exposure is not a number above 0.
     """
-    domain = Columns(schema).domains.get(exposure)
-    if exposure in derive or not isinstance(domain, NumberDomain) or domain.low <= 0.0:
+    domain = Columns(schema).domains.get(str(exposure))
+    if str(exposure) in derive or not isinstance(domain, NumberDomain) or domain.low <= 0.0:
         raise ConfigurationError(
             f"exposure: {exposure!r} is not a numeric column of the schema with a lower bound above 0.",
             "State low = 1, say, in the schema; or derive its logarithm and name it as `offset`.",

@@ -388,17 +388,23 @@ def _patiently(call: Callable[[], _Reply], way: Route, identity: Path, *, met: b
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
+_LISTS = "See `veilsum study list`, or studies() of the federation."
+
+
 def find_study(prefix: str, listed: Callable[[str], Sequence[StudyInfo]]) -> bytes:
     """The digest of the one study that a prefix names; arguments and errors as of :meth:`Remote.find`."""
-    text = prefix.lower()
+    text = str(prefix).lower()
     if not SHORTEST_ID <= len(text) <= 64 or not re.fullmatch("[0-9a-f]+", text):
-        raise Misuse(f"A study is named by {SHORTEST_ID} to 64 hexadecimal digits.", "See `veilsum study list`.")
+        raise Misuse(
+            f"A study is named by {SHORTEST_ID} to 64 hexadecimal digits.",
+            _LISTS,
+        )
     if len(text) == 64:
         return bytes.fromhex(text)
     found = [item.study for item in listed(text) if item.study.startswith(text)]
     if len(found) != 1:
         what = "No study begins" if not found else f"{len(found)} studies begin"
-        advice = "See `veilsum study list`." if not found else "Give more digits."
+        advice = _LISTS if not found else "Give more digits."
         raise Misuse(f"{what} with {text}.", advice)
     return bytes.fromhex(found[0])
 

@@ -5,6 +5,7 @@ file or read the environment (:mod:`veilsum_node.overrides` does); a model's own
 """
 
 import difflib
+import re
 import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,13 +46,13 @@ _OURS = {
 def plain_words(message: str) -> str:
     """What pydantic, and typer with it, says of a value, in the words of this product."""
     message = message.removeprefix("Value error, ")
-    begin, theirs, said = message.partition("Input should be ")
-    if begin or not theirs:
+    theirs = re.match(r"(?:Input|String|List|Tuple|Set|Frozenset|Dictionary|Bytes|Value) should (?=be |have )", message)
+    if theirs is None:
         return message
-    said = said.partition(", unable")[0].partition(", got")[0]
+    said = message[theirs.end() :].partition(", unable")[0].partition(", got")[0].replace(" after validation", "")
     for word, ours in _OURS.items():
         said = said.replace(word, ours)
-    return f"Must be {said}"
+    return f"Must {said}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -270,6 +270,14 @@ def test_every_page_reads_well(consoles: Consoles) -> None:
     officer.get_by_role("button", name="Ask").click()
     expect(officer.locator("#answer")).to_contain_text(re.compile(r"budget\s*50"))
     assert officer.alarms == []  # type: ignore[attr-defined]
+    officer.get_by_label("Another epsilon").fill("plenty")
+    officer.get_by_role("button", name="Ask").click()
+    expect(officer.locator("#answer")).to_contain_text("must be a positive number")  # beside the form, which stays
+    expect(officer.get_by_label("Another epsilon")).to_have_value("plenty")
+    officer.goto(f"{consoles.site}/ledger")
+    officer.get_by_label("Since").fill("some day")
+    officer.get_by_role("button", name="Search").click()
+    expect(officer.locator("#found")).to_contain_text("is not a time")
 
 
 @pytest.mark.system
@@ -335,6 +343,24 @@ def test_nothing_listens_that_was_not_started(consoles: Consoles) -> None:
         assert listening(process.pid) == set(), name
     metrics = (federation.kit.coordinator.directory / "metrics-address").read_text().strip()
     assert listening(federation.coordinator.pid) == {federation.address, metrics}
+
+
+def test_what_is_printed(consoles: Consoles) -> None:
+    """From a dark screen as well: dark on white, with the zone of its times, without forms; no word of a head is cut off."""
+    officer, operator = consoles.person("Olga Maier", "officer"), consoles.person("Otto Ops", "operator", consoles.coordinator)
+    places = [(officer, consoles.site + path) for path in ("/", "/budgets", "/ledger", "/dossier")]
+    for page, place in [*places, *((operator, consoles.coordinator + path) for path in ("/", "/members", "/storage"))]:
+        page.set_viewport_size({"width": 700, "height": 900})
+        page.goto(place)
+        page.emulate_media(media="print", color_scheme="dark")
+        expect(page.get_by_text("times are in UTC")).to_be_visible()
+        assert page.locator("form:visible, button:visible").count() == 0
+        red, green, blue = re.findall(r"\d+", page.evaluate("getComputedStyle(document.querySelector('h1')).color"))[:3]
+        assert max(int(red), int(green), int(blue)) < 100
+        assert page.locator("thead").evaluate_all("all => all.every(item => getComputedStyle(item).position === 'static')")
+    officer.goto(f"{consoles.site}/dossier/page")
+    cut = "all => all.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"
+    assert officer.locator("thead th").evaluate_all(cut) == []
 
 
 def listening(pid: int) -> set[str]:

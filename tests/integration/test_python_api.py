@@ -5,12 +5,14 @@ from __future__ import annotations
 import doctest
 import hashlib
 import inspect
+import itertools
 import json
+import math
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,19 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import statsmodels.api as sm
+from lxml import html
 
 import veilsum
 from support.federation import make_bed, make_data, schema_of
 from support.network import wait_for, wired
 from veilsum.api.datasets import Dataset
+from veilsum.api.options import Options
 from veilsum.cli.study import app
 from veilsum.request import StudyRequest
 from veilsum.tables import deal_rows
 from veilsum_aggregation.figures import MODEL_ERRORS
 from veilsum_node.config import validate
-from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError, Unavailable
+from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_participant.applying.model import load_model, probabilities
 from veilsum_privacy.results.release_check import ProofFault
 from veilsum_privacy.results.release_names import round_file
@@ -392,6 +396,97 @@ def test_a_trained_model_and_one_on_its_way(federation: veilsum.Federation) -> N
 def test_persons_are_counted_once_a_site(exact: Dataset) -> None:
     counted = exact.count(unit="subject", person="first").run().rows()[0]["count"]["value"]
     assert counted == FRAME.groupby("hospital")["patient"].nunique().sum()
+
+
+def test_objects_show_themselves_in_a_notebook(federation: veilsum.Federation, trained: veilsum.StudyResult) -> None:
+    """Small tables, in which the texts of others stand as they are and never as markup."""
+    evil = "<img src=x onerror=alert(1)>&"
+    columns = [
+        {"kind": "number", "name": evil, "low": 0, "high": 9, "unit": evil, "label": evil},
+        {"kind": "category", "name": "arm", "categories": [evil, *map(str, range(40))]},
+        {"kind": "date", "name": "day", "origin": "2020-01-01", "low": 0, "high": 9},
+    ]
+    dataset = federation.dataset("others", {"columns": columns}, epsilon=1.0, purpose=evil)
+    model = trained.model().set_params(site=evil)
+    items = {"federation": federation, "dataset": dataset, "study": dataset.mean(evil, by="arm"), "model": model}
+    shown = {name: html.fromstring(item._repr_html_()) for name, item in items.items()}
+    for tree in shown.values():
+        assert {item.tag for item in tree.iter()} <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
+        assert not any(item.attrib for item in tree.iter())
+    assert all(evil in tree.text_content() for name, tree in shown.items() if name != "federation")
+    assert all(name in shown["federation"].text_content() for name in federation.participants)
+    assert "0 to 9 days" in shown["dataset"].text_content()
+    assert "and 29 more" in shown["dataset"].text_content()  # categories, of which twelve are shown
+
+
+WRONG: tuple[Any, ...] = (None, 5, math.nan, "", "nope", [], [None], ["age", "age"], {"a": 1}, b"x", "age >", range(3))
+ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mean", {"over": "age", "by": "sex", "where": "age > 40"}),
+    ("histogram", {"over": "age", "edges": [20, 60]}),
+    ("quantiles", {"over": "age"}),
+    ("independence", {"row": "sex", "column": "died"}),
+    ("survival", {"time": "time", "event": "yes", "censored": "no", "edges": [0, 10]}),
+    ("logistic", {"outcome": "died", "over": ["age"], "errors": "robust"}),
+    ("poisson", {"outcome": "age", "over": "sex", "exposure": "age", "per": {"age": 10}}),
+    ("cox", {"time": "time", "event": "died", "censored": "no", "over": ["sex"]}),
+    ("train", {"method": "fedcgs", "parameters": {}}),
+    ("study", {"method": "statistics", "parameters": {"query": [{"kind": "mean", "over": ["age"]}]}}),
+)
+
+
+PROGRAMS_WORDS = re.compile(r"Input should|Value error|<class|object at 0x|validation|should have")
+
+
+def what_is_said(ask: Callable[[], veilsum.Study]) -> str:
+    """The error of a question as its study.toml would say it; empty where there is none. Another kind of error fails."""
+    try:
+        _ = ask().request
+    except VeilsumError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("name", "given"), ASKS, ids=[name for name, _ in ASKS])
+def test_whatever_is_wrong_is_said_in_plain_words(federation: veilsum.Federation, name: str, given: dict[str, Any]) -> None:
+    """Every argument with values that do not suit it: it works, or an error of ours says so without a program's words."""
+    dataset = federation.dataset(epsilon=1.0)
+    said = [
+        told
+        for key, value in itertools.product(given, WRONG)
+        if (told := what_is_said(lambda key=key, value=value: getattr(dataset, name)(**(given | {key: value}))))  # type: ignore[misc]
+    ]
+    assert said
+    assert not [told for told in said if PROGRAMS_WORDS.search(told)]
+
+
+def test_wrong_options_and_names_are_said_in_plain_words(federation: veilsum.Federation) -> None:
+    for key, value in itertools.product(Options.__annotations__, WRONG):
+        told = what_is_said(lambda given={"epsilon": 1.0} | {key: value}: federation.dataset(**given).mean("age"))  # type: ignore[misc]
+        assert not PROGRAMS_WORDS.search(told), (key, value)
+    for value in (5, math.nan, {"a": 1}, b"x", object()):
+        for wrong in (
+            lambda given: federation.dataset(given, {"columns": []}),
+            lambda given: federation.dataset("records", [given]),
+            lambda given: veilsum.connect(given if isinstance(given, int) else [given]),
+            federation.attach,
+            lambda given: federation.dataset(epsilon=1.0).mean("age").plan(given if given != 5 else -5),
+            lambda given: federation.dataset(epsilon=1.0).statistics(given).plan(),
+        ):
+            with pytest.raises(VeilsumError):
+                wrong(value)
+    with pytest.raises(VeilsumError, match="must have at least 2 items, not 1"):  # one name, not its letters
+        federation.dataset(epsilon=1.0).mean("age", participants="north").plan()
+
+
+def test_what_a_closed_federation_shows(tmp_path: Path) -> None:
+    """That it is closed: a notebook that shows its objects again is no error."""
+    closed = veilsum.simulate({"a": patients(20, 1), "b": patients(20, 2)}, SCHEMA)
+    run = closed.dataset().mean("age", noise="none").submit()
+    run.result(tmp_path / "result")
+    closed.close()
+    assert "closed" in repr(closed)
+    assert "closed" in closed._repr_html_()
+    assert "closed" in run._repr_html_()
 
 
 def test_a_refusal_names_the_site_and_its_code() -> None:

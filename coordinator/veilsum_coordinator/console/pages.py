@@ -84,6 +84,7 @@ class OperatorPages:
         with self._from.connect() as remote:
             done = remote.abort(remote.find(asked.path["study"]))
         LOG.warning("%s aborted study %s", printable(asked.person.name), done.study[:12])
+        self._forget()
         return asked.go(f"/study/{done.study}")
 
     def members(self, asked: PageRequest) -> Response:
@@ -163,9 +164,13 @@ class OperatorPages:
     def _known(self, config: CoordinatorConfig) -> list[HeldStudy]:
         return self._held.of(config, lambda: facts.held(config))
 
-    def _done(self, asked: PageRequest, said: str, kept: Path | None) -> Response:
+    def _forget(self) -> None:
+        """Studies changed: what was found of them is found anew."""
         self._held.forget()
         self._stored.forget()
+
+    def _done(self, asked: PageRequest, said: str, kept: Path | None) -> Response:
+        self._forget()
         return self._render(asked, "done.html.j2", said=said, kept=kept)
 
     def health(self, asked: PageRequest) -> Response:

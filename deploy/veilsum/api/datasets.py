@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from veilsum.api.notebook import fields_html, plain_text
 from veilsum.api.options import Names, Options, Question, as_list, merged
 from veilsum.api.studies import Study
 from veilsum.formulas import formula_parameters, has_formula, offset_parameters
 from veilsum.papers import SUBGROUPS
 from veilsum.request import EVALUATION, load_study_request
 from veilsum_node.errors import ConfigurationError, Misuse
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, DateColumn
 
 if TYPE_CHECKING:
     from veilsum.api.federation import Federation
@@ -194,7 +195,7 @@ class Dataset:
                     )
                 asked += [dict(query) for query in question.queries]
             else:
-                asked.append(dict(question))
+                asked.append(question if not isinstance(question, Mapping) else dict(question))
         return self.study("statistics", {"query": tuple(asked)} if asked else {}, **options)
 
     # -- regression --------------------------------------------------------------------------------------------------------
@@ -324,8 +325,12 @@ class Dataset:
         """A study of any method, by its parameters (docs/methods.md).
 
         Raises:
-            ConfigurationError: an option is unknown. What else is wrong, planning or running the study says.
+            ConfigurationError: an option is unknown, or the parameters are not a mapping. What else is wrong, planning or
+                running the study says.
         """
+        if not isinstance(parameters, Mapping | None):
+            told = f"parameters: a {type(parameters).__name__} names nothing."
+            raise ConfigurationError(told, "Give a dict of names and values, as docs/methods.md lists them.")
         name, given = _named(method, parameters), merged(self.options, options)
         return Study(self.federation, Question(method, parameters or {}, self.name, self.schema, given, name))
 
@@ -362,6 +367,27 @@ class Dataset:
     def __repr__(self) -> str:
         return f"<Dataset {self.name!r} of {self.federation.name}: {', '.join(self.columns)}>"
 
+    def _repr_html_(self) -> str:
+        from veilsum.exports import table_html
+
+        rows = [
+            {"column": item.name, "kind": item.kind, "values": _values(item), "label": item.label}
+            for item in self.schema.columns
+        ]
+        if (label := self.schema.label) is not None:
+            classes = [item.name for item in label.classes]
+            rows.append({"column": label.column, "kind": "class", "values": plain_text(classes), "label": label.label})
+        about = {"dataset": self.name, "coordinator": self.federation.name, "options": self.options or "none"}
+        return fields_html(about) + table_html(rows)
+
+
+def _values(column: Column) -> str:
+    """What a column may hold: its categories, or its bounds with their unit."""
+    if isinstance(column, CategoryColumn):
+        return plain_text(column.categories)
+    since = f" since {column.origin}" if isinstance(column, DateColumn) else ""
+    return f"{column.low:g} to {column.high:g} {column.unit}".rstrip() + since
+
 
 def _named(method: str, parameters: Mapping[str, Any] | None) -> str:
     """What a study is called that nobody named: its method, or what it asks."""
@@ -369,6 +395,6 @@ def _named(method: str, parameters: Mapping[str, Any] | None) -> str:
     if method == "regression":
         return f"{given.get('family', method)}-{given.get('outcome', '')}"
     queries = given.get("query", ())
-    if method == "statistics" and len(queries) == 1:
-        return "-".join([str(queries[0].get("kind", method)), *map(str, queries[0].get("over", ()))])
+    if method == "statistics" and isinstance(queries, Sequence) and len(queries) == 1 and isinstance(queries[0], Mapping):
+        return "-".join([str(queries[0].get("kind", method)), *map(str, as_list(queries[0].get("over", ())))])
     return method

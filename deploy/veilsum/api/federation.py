@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import tempfile
 import weakref
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from veilsum.access import SETTINGS, AnalystConfig, resolve_access
 from veilsum.api.datasets import Dataset
+from veilsum.api.notebook import fields_html, plain_text
 from veilsum.api.options import Options
 from veilsum.api.studies import Run
 from veilsum.tables import (
@@ -26,7 +28,7 @@ from veilsum.tables import (
     write_sites,
 )
 from veilsum_node.config import did_you_mean, validate
-from veilsum_node.errors import ConfigurationError, DataError, Misuse, StateError, raising
+from veilsum_node.errors import ConfigurationError, DataError, Misuse, StateError, VeilsumError, raising
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_node.process.steady_clock import now
 from veilsum_privacy.study.schema import DatasetSchema
@@ -78,7 +80,7 @@ class Federation:
 
     @property
     def coordinator(self) -> Coordinator:
-        """By what it is asked, which is of no public module.
+        """The object that asks the coordinator, which is not part of the public API.
 
         Raises:
             StateError: the federation was closed.
@@ -122,6 +124,8 @@ class Federation:
             if len(self.schemas) != 1:
                 raise Misuse("No dataset is named.", "Name it as the sites offer it: federation.dataset('records', ...).")
             name = next(iter(self.schemas))
+        if not isinstance(name, str):
+            raise Misuse(f"A {type(name).__name__} is not a dataset's name.", "Name it as the sites offer it, as a text.")
         if schema is None and name not in self.schemas:
             advice = did_you_mean(name, self.schemas) if self.schemas else ""
             raise Misuse(f"The schema of {name!r} is not known.", advice or "Give it: dataset(name, 'schema.toml').")
@@ -152,7 +156,23 @@ class Federation:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Federation of {self.name!r}: {', '.join(self.participants) if self in _OPEN else 'closed'}>"
+        return f"<Federation of {self.name!r}: {self._sites()}>"
+
+    def _repr_html_(self) -> str:
+        from veilsum.remote import Remote
+
+        kind = "simulated in this process" if not isinstance(self._coordinator, Remote) else "behind a coordinator"
+        known = list(self.schemas) or "none by name"
+        return fields_html({"coordinator": self.name, "sites": self._sites(), "datasets": known, "kind": kind})
+
+    def _sites(self) -> str:
+        """Who is connected, for people; a coordinator that is away is no reason to fail."""
+        try:
+            return plain_text(self.participants) or "none connected"
+        except StateError:
+            return "closed"
+        except VeilsumError as error:
+            return f"not known: {error.message}"
 
 
 def connect(
@@ -172,6 +192,8 @@ def connect(
     """
     from veilsum.remote import connect as open_remote
 
+    if not isinstance(settings, str | os.PathLike):
+        raise ConfigurationError(f"A {type(settings).__name__} is not a settings file.", f"Give its path, as of {SETTINGS}.")
     path = Path(settings)
     if path.is_dir():
         path /= SETTINGS
@@ -266,6 +288,8 @@ def as_schema(schema: SchemaLike) -> DatasetSchema:
         return schema
     if isinstance(schema, Mapping):
         return validate(with_groups(schema, Path(), "The schema"), DatasetSchema, source="The schema")
+    if not isinstance(schema, str | os.PathLike):
+        raise ConfigurationError(f"A {type(schema).__name__} is not a schema.", "Give its file, or its content as a dict.")
     path = Path(schema)
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder; a schema is a file.", "Name the schema.toml in it.")

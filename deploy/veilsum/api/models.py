@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum.api.notebook import fields_html
 from veilsum.tables import as_table, column_values
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import DataError, Misuse
@@ -67,6 +68,11 @@ class _Applied:
         for name, value in parameters.items():
             setattr(self, name, value)
         return self
+
+    def _repr_html_(self) -> str:
+        about = {"model": type(self).__name__, "columns": list(self.feature_names_in_)}
+        about |= {"classes": self.released.classes} if self.released.classes else {}
+        return fields_html(about | ({} if self.site is None else {"site": self.site}))
 
     def fit(self, X: Any, y: Any = None) -> NoReturn:  # noqa: N803  scikit-learn's names
         """Refused: the model was made by a study.

@@ -11,6 +11,9 @@ from veilsum.progress import Pace, follow, words
 from veilsum.remote import StudyInfo
 from veilsum_node.errors import StateError
 
+MOST_NAMED = 12
+"""How many of a list are shown; of the others the number."""
+
 
 def show_progress(states: Iterable[StudyInfo], study: str, *, shown: bool | None) -> StudyInfo:
     """Follow a study to its end.
@@ -50,7 +53,7 @@ def enable_figures() -> None:
 
 
 def fields_html(fields: Mapping[str, Any]) -> str:
-    """Names and values as a small table."""
+    """Names and values as a small table; of lists the first :data:`MOST_NAMED`. Everything is escaped."""
     rows = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in fields.items())
     return f"<table><tbody>{rows}</tbody></table>"
 
@@ -82,4 +85,14 @@ def _last(states: Iterable[StudyInfo]) -> StudyInfo:
 
 
 def _text(value: Any) -> str:
-    return html.escape(str(value))
+    return html.escape(plain_text(value))
+
+
+def plain_text(value: Any) -> str:
+    """A value for people: of a list the first :data:`MOST_NAMED`, of a table its keys with their values."""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {plain_text(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        more = f" and {len(value) - MOST_NAMED} more" if len(value) > MOST_NAMED else ""
+        return ", ".join(map(plain_text, value[:MOST_NAMED])) + more
+    return str(value)

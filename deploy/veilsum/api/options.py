@@ -163,9 +163,11 @@ class Question:
         }
         encoder = content.get("encoder")
         if encoder is not None and not isinstance(encoder, Mapping):
+            if not hasattr(encoder, "directory"):
+                raise ConfigurationError("encoder: is neither a result nor a table.", "Give what components() gave.")
             content["encoder"] = {"result": str(encoder.directory.resolve())}
         if "participants" in content:
-            content["participants"] = tuple(content["participants"])
+            content["participants"] = tuple(as_list(content["participants"]))
         asked = validate(content, StudyRequest, source=f"study {self.study_name!r}")
         return with_model(with_projection(asked, Path()), Path())
 

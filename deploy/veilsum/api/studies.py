@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veilsum.api.notebook import show_progress
+from veilsum.api.notebook import fields_html, show_progress
 from veilsum.api.options import Question
 from veilsum.api.plans import Plan
 from veilsum.api.results import StudyResult, fetched_result
 from veilsum.drafts import absences, draft_connected, plan_connected
 from veilsum.provenance import stated_cost
 from veilsum.request import StudyRequest
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Misuse, StateError, VeilsumError
 
 if TYPE_CHECKING:
     from veilsum.api.federation import Federation
@@ -73,8 +74,11 @@ class Study:
         Raises:
             ConfigurationError: the study cannot be made; the message says which key is wrong.
             StateError: fewer than two sites are connected.
+            Misuse: the error is not a number above 0.
         """
         federation = self.federation
+        if error is not None and not (isinstance(error, int | float) and 0.0 < error < math.inf):
+            raise Misuse(f"error={error!r} is not a number above 0.", "A tenth of each figure's size is 0.1.")
         return Plan(*plan_connected(self.request, federation.coordinator, federation.federation_id, error))
 
     def submit(self) -> Run:
@@ -107,6 +111,20 @@ class Study:
 
     def __repr__(self) -> str:
         return f"<Study {self.name!r}: {self.method} on {self.asked.dataset!r}, not submitted>"
+
+    def _repr_html_(self) -> str:
+        asked = self.asked
+        stated = asked.options if isinstance(asked, Question) else asked.privacy.model_dump(exclude_defaults=True)
+        return fields_html(
+            {
+                "study": self.name,
+                "method": self.method,
+                "dataset": asked.dataset,
+                "asked": list(self.queries) or asked.parameters or "the method's defaults",
+                "options": stated or "none",
+                "state": "not submitted: plan() says what it would tell and cost, run() asks the sites",
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -176,11 +194,11 @@ class Run:
         return f"<Run {self.id[:12]}>"
 
     def _repr_html_(self) -> str:
-        from veilsum.api.notebook import fields_html
-
-        info = self.status()
-        shown: dict[str, Any] = {"study": info.name, "id": self.id, "phase": info.phase, "progress": f"{info.progress:.0%}"}
-        return fields_html(shown)
+        try:
+            info = self.status()
+        except VeilsumError as error:
+            return fields_html({"id": self.id, "phase": f"not known: {error.message}"})
+        return fields_html({"study": info.name, "id": self.id, "phase": info.phase, "progress": f"{info.progress:.0%}"})
 
 
 def _failure(info: StudyInfo) -> StateError:

@@ -106,7 +106,6 @@ def run(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" for what it lacks
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines between ours
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would search every installed package for them
     os.umask(os.umask(0o077) | OTHERS_WRITE)
     end_after(lambda: _answer(app, arguments), as_json=as_json)

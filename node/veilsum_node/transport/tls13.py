@@ -14,6 +14,7 @@ _SUITE = "ECDHE-PSK-CHACHA20-POLY1305"
 
 _IN_TIME = "grpc" not in sys.modules or os.environ.get(_VARIABLE) == _SUITE
 os.environ[_VARIABLE] = _SUITE
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines between ours, and in notebooks
 
 
 def require_tls13() -> None:

@@ -143,7 +143,7 @@ def budget_rows(config: ParticipantConfig) -> list[dict[str, Any]]:
                         ("spent", cost(fields["spent"])),
                         ("with open releases", cost(fields["reserved"])),
                         ("left", "no bound" if fields["left"] is None else remaining(fields["left"])),
-                        ("a guess is right at most", f"{of_hundred(meaning(spent, fields['delta']).guess)} in 100"),
+                        ("a guess is right at most", f"{_right(spent, fields['delta'])} in 100"),
                     ],
                     "epsilon": fields["epsilon"],
                     "spent": spent,
@@ -194,7 +194,7 @@ def what_if(config: ParticipantConfig, population: str, epsilon: str, study: str
             ("spent and promised", cost(after(0))),
             *([with_more] if price else []),
             ("budget", "no bound" if bound is None else f"{bound:g}"),
-            ("a guess about a person is right at most", f"{of_hundred(meaning(stands, in_force.delta).guess)} times in 100"),
+            ("a guess about a person is right at most", f"{_right(stands, in_force.delta)} times in 100"),
         ]
         if bound is not None:
             rows.append(("the budget bears it", "yes" if stands <= bound else "no"))
@@ -352,6 +352,11 @@ def health(config: ParticipantConfig) -> list[tuple[str, Look]]:
         return [item.row() for item in SiteCheck(config, lambda: int(time.time())).run(reach=False)]
 
     return [("session", lambda: [_session(config)]), ("the site's checks", site)]
+
+
+def _right(epsilon: float, delta: float) -> str:
+    """How often in a hundred a guess about a person is right at most: as a tossed coin is where nothing was released."""
+    return of_hundred(meaning(epsilon, delta).guess) if epsilon else "50"
 
 
 def _session(config: ParticipantConfig) -> Row:

@@ -102,7 +102,7 @@ class Contributions:
             row = find_attempt(connection, key, assignment.attempt)
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
             if row is not None and site.steady() >= row.deadline:
-                raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
+                raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed, by this machine's clock.")
         if row is not None:
             return resume_payload(row, checked)
         ready = self._prepare(opened, checked, broadcast)
@@ -144,7 +144,7 @@ class Contributions:
         if not resumed and (assignment.attempt <= row.attempt or assignment.round < row.round):
             raise Refusal(RefusalCode.ROUND, "Round and attempt numbers only increase; this one was seen before.")
         if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock
-            raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
+            raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed, by this machine's clock.")
         if broadcast_digest(broadcast) != assignment.broadcast:
             raise Refusal(RefusalCode.CONTEXT, "The broadcast is not the one that the assignment names.")
         roster = opened.roster(site)

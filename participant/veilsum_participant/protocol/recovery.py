@@ -136,7 +136,7 @@ def tell(outcomes: Sequence[_Outcome]) -> list[int]:
     faults = [outcome.fault for outcome in outcomes if outcome.fault]
     if entries:
         LOG.warning(
-            "%d charges were recovered from receipts: this site was restored from an older copy",
+            "charges recovered from receipts: %d; this site was restored from an older copy",
             len(entries),
             extra=about("recovered"),
         )

@@ -49,7 +49,7 @@ def _lines(item: Waiting) -> Iterator[str]:
     yield f"  ID: {item.digest.hex()}"
     yield f"  signed {moment(study.created)}, ends {moment(study.expires)} at the latest"
     yield ""
-    yield "In the analyst's words, signed and checked by nobody"
+    yield "In the analyst's words, which nobody has checked"
     for stated in STATEMENTS:
         yield f"  {stated.replace('_', ' ')}: {study.statements.get(stated, UNSTATED)}"
     yield ""
@@ -86,10 +86,13 @@ def _costs(item: Waiting) -> Iterator[str]:
     if item.before is None or item.after is None or item.delta is None:
         yield "The dataset has no budget here: nothing can be released from it."
         return
+    before = "nothing is spent or promised before it"
+    if item.before > 0:
+        before = f"with what is spent and promised before it, {_hundred(item.before, item.delta)}"
     yield (
         "Somebody who knows everything about all others, and guesses whether one given"
         f" {privacy.unit} is among the records, is right at most {_hundred(item.after, item.delta)} times in 100 once it is"
-        f" done; with what is spent and promised before it, {_hundred(item.before, item.delta)}; by tossing a coin, 50."
+        f" done; {before}; by tossing a coin, 50."
     )
     yield f"Spent and promised: epsilon {cost(item.before)} before, {cost(item.after)} after, at delta {item.delta:g}."
     if item.leaves is not None:

@@ -205,28 +205,33 @@ class Client:
                 if self._anew:
                     continue
                 if not self._stopping.is_set():
-                    LOG.info("the coordinator ended the session", extra=about("session"))
+                    began = "" if self._opened else " before it began"
+                    LOG.info("the coordinator ended the session%s", began, extra=about("session"))
             except UndeliveredError as error:
                 if self._stopping.is_set():
                     return
-                where = self._site.config.coordinator
                 self._site.observer.held_elsewhere(error.status is HELD_ELSEWHERE)
-                LOG.warning("session to %s ended: %s", where, self._explained(error), extra=about("session"))
+                LOG.warning("%s: %s", self._fate(), self._explained(error), extra=about("session"))
             except HostileInput as error:
+                LOG.warning("%s: %s", self._fate(), error, extra=about("session"))
                 self._opened = False  # pauses grow
-                LOG.warning("session to %s ended: %s", self._site.config.coordinator, error, extra=about("session"))
             except (Unavailable, ConfigurationError) as error:  # the site's own disk; or a file that the route needs is gone
                 self._opened = False  # pauses grow; nothing is answered meanwhile
                 LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
             except (StateError, Damage):
                 raise
             except Exception as error:  # whatever it was, the site's deadlines must still be minded
+                LOG.error("%s: internal error", self._fate(), exc_info=error)
                 self._opened = False  # what is asked again would end the next session as soon
-                LOG.error("session to %s ended: internal error", self._site.config.coordinator, exc_info=error)
             if self._opened:
                 pause = FIRST_BACKOFF
             self._idle(spread(pause, self._site.random))
             pause = min(2 * pause, RETURN_SECONDS)
+
+    def _fate(self) -> str:
+        """What became of the session, in a line's first words: it ended, or never began."""
+        place = self._site.config.coordinator
+        return f"session to {place} ended" if self._opened else f"no session to {place}"
 
     def _explained(self, error: UndeliveredError) -> str:
         """What an operator can do something about: "unavailable" is said of most that can be wrong with a connection."""

@@ -266,7 +266,8 @@ def parse_study(data: bytes) -> Study:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise HostileInput(f"The study is invalid at {place or 'its top level'}: {first['msg']}.") from error
+        said = str(first["msg"]).removeprefix("Value error, ")
+        raise HostileInput(f"The study is invalid at {place or 'its top level'}: {said}.") from error
     if study.to_bytes() != data:
         raise HostileInput("The study's bytes leave something to defaults; they must state every value.")
     return study

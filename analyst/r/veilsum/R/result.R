@@ -57,9 +57,15 @@ predict.veilsum_result <- function(object, newdata, ...) {
   values
 }
 
-summary.veilsum_result <- function(object, ...) {
-  cat(reticulate::py_to_r(ask_python(object$py, "summary")), "\n", sep = "")
-  invisible(object)
+summary.veilsum_result <- function(object, ...) summarised(object)
+
+# A text that prints itself, once, as R's summaries do.
+summarised <- function(object) structure(reticulate::py_to_r(ask_python(object$py, "summary")), class = "veilsum_summary")
+
+print.veilsum_summary <- function(x, ...) {
+  cat(unclass(x), "
+", sep = "")
+  invisible(x)
 }
 
 # A table as a journal prints it: a tibble of texts, which prints with its title and notes.

@@ -19,7 +19,4 @@ as_tibble.veilsum_plan <- function(x, ...) as_columns(from_helper("columns", x$p
 
 as.data.frame.veilsum_plan <- function(x, row.names = NULL, optional = FALSE, ...) as.data.frame(as_tibble(x))
 
-summary.veilsum_plan <- function(object, ...) {
-  cat(reticulate::py_to_r(ask_python(object$py, "summary")), "\n", sep = "")
-  invisible(object)
-}
+summary.veilsum_plan <- function(object, ...) summarised(object)

@@ -257,7 +257,7 @@ class _Parser:
         negative = self._take_sign("-")
         lexeme = self._take("a number")
         if lexeme.kind != "number":
-            raise self._wrong(lexeme, f"a number, as {name!r} has")
+            raise self._wrong(lexeme, f"a number, as {name!r} has,")
         value = float(lexeme.text)
         if not np.isfinite(value):
             raise self._wrong(lexeme, "a finite number")

@@ -15,7 +15,8 @@ test_that("a plan says what a study costs, and spends nothing", {
   planned <- plan(ask_mean(patients(epsilon = 1), "age"))
   expect_s3_class(as_tibble(planned), "tbl_df")
   expect_true(all(c("quantity", "half_width_95") %in% names(as_tibble(planned))))
-  expect_output(summary(planned), "epsilon 1")
+  expect_silent(told <- summary(planned))
+  expect_output(print(told), "epsilon 1")
   expect_output(print(planned), "worth it|weak")
 })
 
@@ -116,6 +117,6 @@ test_that("a classifier is trained", {
   federation <- veilsum_simulate(do.call(rbind, records), labelled, sites = 3, seed = 1)
   on.exit(close(federation))
   trained <- run(ask_train(veilsum_dataset(federation, epsilon = 3), "fedcgs"))
-  expect_output(summary(trained), "classes|records|count")
+  expect_output(print(summary(trained)), "classes|records|count")
   expect_equal(glance(trained)$epsilon, 3, tolerance = 1e-3)
 })
