@@ -108,11 +108,12 @@ def polar_in_basis(matrix: Floats) -> tuple[Floats, Floats]:
 def corrected(guess: Floats, matrix: Floats) -> Floats | None:
     """A better polar factor (m, n) of a matrix M from a guess P with P^T M nearly diagonal, or None if it is too far.
 
-    P exp(W) is the polar factor when M' = exp(-W) P^T M is symmetric. To first order, with D the diagonal of P^T M,
-    W_ij = (M_ij - M_ji) / (D_i + D_j) for P^T M = (M_ij); one Newton-Schulz step brings P + P W back to orthonormal columns.
-    The rest is of second order, so that repetition converges, to the polar factor and to nothing else: it is refused unless D
-    is positive and the symmetric part, scaled to a unit diagonal, is within Frobenius distance 1/2 of I, hence positive
-    definite. Five products instead of a decomposition.
+    P exp(W) is the polar factor when M' = exp(-W) P^T M is symmetric and M has no part outside the columns of P. To first
+    order, with D the diagonal of P^T M, W_ij = (M_ij - M_ji) / (D_i + D_j) for P^T M = (M_ij), and the columns turn out of
+    their span by R = (M - P P^T M) D^-1, which is 0 of a square M; one Newton-Schulz step brings P + P W + R back to
+    orthonormal columns. The rest is of second order, so that repetition converges, to the polar factor and to nothing else: it
+    is refused unless D is positive and the symmetric part, scaled to a unit diagonal, is within Frobenius distance 1/2 of I,
+    hence positive definite. Five products instead of a decomposition, six where M is not square.
     """
     inner = guess.T @ matrix
     diagonal = np.diagonal(inner)
@@ -122,11 +123,14 @@ def corrected(guess: Floats, matrix: Floats) -> Floats | None:
     root = np.sqrt(diagonal)
     apart = twice / (2.0 * np.multiply.outer(root, root))
     turn: Floats = (inner - inner.T) / np.add.outer(diagonal, diagonal)
-    size = float(np.linalg.norm(turn))
+    step = guess @ turn
+    if len(guess) > len(turn):
+        step += (matrix - guess @ inner) / diagonal
+    size = float(np.linalg.norm(step))
     np.fill_diagonal(apart, 0.0)
     if not (size < _TRUSTED and float(np.linalg.norm(apart)) < _TRUSTED):
         return None
-    result = _orthonormal(guess + guess @ turn)
+    result = _orthonormal(guess + step)
     return result if size < 0.03 else _orthonormal(result)  # what one step leaves is 3/8 size^4 or less
 
 

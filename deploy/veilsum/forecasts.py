@@ -35,7 +35,9 @@ OFTEN = 0.9
 SIDE_TABLES = frozenset({"classes", "confusion", "levels", "sites"})
 """Tables that no study is run for."""
 
-SIDE = frozenset({"count", "share", "standard_deviation", "r_squared", "share with the event", "weighted mean"})
+SIDE = frozenset(
+    {"count", "share", "standard_deviation", "r_squared", "share with the event", "weighted mean", "records", "events"}
+)
 """Figures that stand beside others: a question that has others is asked for those."""
 
 DIRECTION = "variance along a direction, on average"

@@ -237,7 +237,7 @@ def paper_tables(
         if any(row.get("figure") == "survival" for row in rows):
             found[name] = _survival(rows, tables.get(f"{name} tests", ()), names)
         if rows and "term" in rows[0] and any(key in rows[0] for key in (*RATIOS, "coefficient")):
-            found[name] = _regression(name, rows, names)
+            found[name] = _regression(name, rows, names, tables.get(f"{name} tests", ()))
     return found
 
 
@@ -441,8 +441,24 @@ def _plain(value: float, digits: int) -> str:
 # -- regressions --------------------------------------------------------------------------------------------------------------
 
 
-def _regression(name: str, rows: Sequence[Row], names: Names) -> PaperTable:
-    """Coefficients with their intervals; a category's reference has a line of its own."""
+def numbers_text(tests: Sequence[Row]) -> str:
+    """``n = 1,234; 210 events``, with 95% intervals where there is noise; nothing where a result does not tell them."""
+    told = next((row for row in tests if "records" in row), {})
+    texts = [(f"n = {_with_ends(told['records'])}" if key == "records" else f"{_with_ends(told[key])} events")
+             for key in ("records", "events") if key in told]  # fmt: skip
+    return "; ".join(texts)
+
+
+def _with_ends(figure: Any) -> str:
+    text = _count(figure)
+    if not _told(figure) or not figure["noise_error"]:
+        return text
+    low, high = (f"{max(round(figure[end]), 0):,}" for end in ("low", "high"))
+    return f"{text} (95% CI {low} to {high})"
+
+
+def _regression(name: str, rows: Sequence[Row], names: Names, tests: Sequence[Row]) -> PaperTable:
+    """Coefficients with their intervals; a category's reference has a line of its own, and a note says of how many records."""
     key = next(key for key in (*RATIOS, "coefficient") if key in rows[0])
     head = f"{RATIOS.get(key, 'Coefficient')} (95% CI)"
     lines, open_column = list[Line](), ""
@@ -465,7 +481,10 @@ def _regression(name: str, rows: Sequence[Row], names: Names) -> PaperTable:
     outcome = re.sub("[\"']", "", names.replaced(str(names.parameters.get("outcome", name))))
     family = {"odds_ratio": "Logistic", "rate_ratio": "Poisson", "hazard_ratio": "Cox"}.get(key, "Linear")
     title = f"{family} regression of {outcome}" + ("" if name == "coefficients" else f" ({name})")
-    return PaperTable(title, ("Term", head, "P value"), tuple(lines), _notes(lines, names))
+    numbers = numbers_text(tests)
+    return PaperTable(
+        title, ("Term", head, "P value"), tuple(lines), (*([f"{numbers}."] if numbers else []), *_notes(lines, names))
+    )
 
 
 def estimate_text(key: str, figure: Any) -> str:

@@ -109,6 +109,20 @@ def test_a_followed_polar_factor_is_the_polar_factor_after_small_and_large_moves
     assert 2 <= followed.decompositions < 8
 
 
+@pytest.mark.parametrize("rank", [1, 4, 14])
+def test_a_followed_polar_factor_of_a_thin_matrix_leaves_its_span_with_it(rank: int) -> None:
+    """A correction within the span of the last columns alone would stand still, and say that nothing changes."""
+    left = RNG.standard_normal((15, rank))
+    followed = polars.Followed(left)
+    q = factor(spd(15, 1e2)).T
+    for move in (0.0, 1e-3, 3.0, 1e-2, 1e-2, 1e-3, 1e-6, 0.0, 0.0):
+        q = q @ scipy.linalg.expm(move * RNG.standard_normal((15, 15)) / 15)
+        term = followed.term(q)
+    expected = scipy.linalg.polar(q @ left)[0] @ left.T
+    np.testing.assert_allclose(term, expected, atol=1e-10 * np.abs(expected).max())
+    assert followed.decompositions < 8
+
+
 def test_a_correction_refuses_what_is_no_maximum() -> None:
     """P^T M symmetric is not enough: -I and a reflection are stationary for M = I, and must not be kept."""
     for wrong in (-np.eye(3), np.diag([1.0, 1.0, -1.0]), np.eye(3)[[1, 0, 2]]):

@@ -244,6 +244,47 @@ def test_singular_covariances_that_do_not_commute() -> None:
     assert all(cost(result.gaussian) <= cost(other) * (1 + 1e-9) for other in others)
 
 
+@given(
+    st.integers(0, 2**32 - 1), st.integers(2, 6), st.floats(-1, 1), st.floats(0.05, 0.95), st.sampled_from([1e-12, 1.0, 1e12])
+)
+def test_of_two_lines_it_is_the_line_between_them(seed: int, d: int, cosine: float, weight: float, unit: float) -> None:
+    """N(0, a a^T) and N(0, b b^T) are coupled by the sign of a.b, so the barycenter is N(0, c c^T), c = w a +- v b."""
+    a, b = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, 2)))[0].T
+    b = cosine * a + math.sqrt(1.0 - cosine**2) * b
+    a, b, weights = unit * a, 3.0 * unit * b, np.array([weight, 1.0 - weight])
+    covariances = np.array([np.outer(a, a), np.outer(b, b)])
+    result = of(covariances, weights)
+    middle = weights[0] * a + math.copysign(weights[1], a @ b) * b
+    best, found = (
+        mean_squared_distance(covariances, weights, of) for of in (np.outer(middle, middle), result.gaussian.covariance)
+    )
+    assert result.converged or abs(cosine) < 0.1
+    assert found <= best * (1.0 + (1e-9 if result.converged else 0.01))
+
+
+def mean_squared_distance(covariances: np.ndarray, weights: np.ndarray, of: np.ndarray) -> float:
+    """sum_k w_k W2^2(N(0, of), N(0, S_k)), weights as they are."""
+    centre, at = np.zeros(len(of)), Gaussian(np.zeros(len(of)), of)
+    return sum(w * wasserstein2(at, Gaussian(centre, s)) ** 2 for w, s in zip(weights, covariances, strict=True))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_whatever_the_ranks_no_step_towards_a_site_is_nearer_to_all(seed: int, d: int, ranks: list[int]) -> None:
+    """The condition of first order, by the objective itself: for covariances of any ranks, 0 among them, and other units."""
+    rng = np.random.default_rng(seed)
+    factors = [rng.standard_normal((d, min(rank, d))) * 10.0 ** rng.choice([-6, 0, 6]) for rank in ranks]
+    covariances, weights = np.array([f @ f.T for f in factors]), rng.dirichlet(np.ones(len(ranks)))
+    result = of(covariances, weights).gaussian
+    assert np.isfinite(result.covariance).all()
+    assert np.linalg.eigvalsh(result.covariance)[0] >= -1e-9 * np.abs(result.covariance).max()
+    least = mean_squared_distance(covariances, weights, result.covariance)
+    for site in covariances:
+        step = transport_map(result, Gaussian(np.zeros(d), site)).interpolate(0.01)
+        nearer = mean_squared_distance(covariances, weights, push(step, result).covariance)
+        assert nearer >= least * (1.0 - 1e-6) - 1e-10 * np.abs(covariances).max()
+
+
 def test_tells_when_it_did_not_converge() -> None:
     covariances = spds(5, 10, 1e6)
     result = of(covariances, max_iterations=3)

@@ -382,6 +382,23 @@ def test_a_model_has_a_forest_with_references_and_a_table(federation: Any) -> No
     assert table.title == "Logistic regression of Death = yes"
 
 
+def test_a_regression_says_of_how_many_records_and_events_it_is(federation: Any, frame: pd.DataFrame) -> None:
+    complete = frame.dropna(subset=["age", "stage", "arm", "died"])
+    numbers = f"n = {len(complete):,}; {(complete.died == 'yes').sum():,} events."
+    fit = federation.dataset(noise="none").logistic("died ~ age + stage + arm").run(progress=False)
+    table = fit.paper()
+    assert table.notes[0] == numbers
+    with zipfile.ZipFile(io.BytesIO(table.to_docx())) as packed:
+        word = packed.read("word/document.xml").decode()
+    assert all(numbers in form for form in (table.text, table.to_html(), table.to_latex(), word, fit.summary()))
+    noised = federation.dataset(epsilon=3.0).linear("age ~ arm").run(progress=False).paper().notes[0]
+    found = re.fullmatch(r"n = ([\d,]+) \(95% CI ([\d,]+) to ([\d,]+)\)\.", noised)
+    assert found is not None
+    value, low, high = (int(end.replace(",", "")) for end in found.groups())
+    assert low < value < high
+    assert abs(value - len(frame.dropna(subset=["age", "arm"]))) < 2 * (high - low)
+
+
 def test_subgroups_are_logistic_regressions_with_an_interaction(federation: Any, frame: pd.DataFrame) -> None:
     result = federation.dataset(noise="none").subgroups("arm", "died", ["sex", "stage"]).run(progress=False)
     table = result.paper()

@@ -11,7 +11,7 @@ import pytest
 from scipy import optimize, stats
 
 from support.neighbours import check_rows_stand_alone
-from support.rows import cells_of
+from support.rows import cells_of, question_rows
 from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
@@ -33,7 +33,8 @@ from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep
 from veilsum_privacy.tasks.queries.cells import number_cells
-from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 
 pytestmark = pytest.mark.usefixtures("few_rehearsals")
 
@@ -86,6 +87,51 @@ def compiled(parameters: dict[str, Any], epsilon: float | None) -> Study:
 
 def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
     return dict(METHODS["regression"].run(federation(study, split_records(records, 4), seed)).summary)
+
+
+@pytest.mark.parametrize("parameters", [LOGISTIC, POISSON, LINEAR, LINEAR | {"outcome": "end = 'died'"}], ids=str)
+@pytest.mark.parametrize("epsilon", [None, 3.0])
+def test_a_result_tells_its_records_and_events_however_far_their_terms_lie(
+    parameters: dict[str, Any], epsilon: float | None
+) -> None:
+    """All are 90 years old, arm b and stage III, so that under noise every record is shortened in the moments."""
+    records, _, died, _ = records_of(4000)
+    features = records.features.copy()
+    features[:, 0], features[:, 2:7] = np.where(records.present[:, 0], 1.0, 0.0), [0.0, 1.0, 0.0, 0.0, 1.0]
+    features[:40, 0], features[:40, 2:7] = (
+        np.where(records.present[:40, 0], -1.0, 0.0),
+        [1.0, 0.0, 1.0, 0.0, 0.0],
+    )  # so that terms vary
+    known = records.present[:, 0]
+    told = run(compiled(parameters, epsilon), Records(features, records.present, None))["coefficients tests"]
+    row = told[0]
+    truth = {"records": known.sum()} | ({"events": (died & known).sum()} if "died" in parameters["outcome"] else {})
+    assert row.keys() & {"records", "events"} == truth.keys()
+    for name, number in truth.items():
+        figure = row[name]
+        assert (figure["noise_error"] > 0.0) == (epsilon is not None)
+        assert figure["low"] <= figure["value"] <= figure["high"]
+        assert abs(figure["value"] - number) <= 5.0 * figure["noise_error"]
+        assert figure["noise_error"] < 60.0
+
+
+@pytest.mark.parametrize("outcome", ["visits", "end = 'died'"])
+@pytest.mark.parametrize("short", [False, True])
+def test_counting_records_makes_no_row_longer(outcome: str, short: bool) -> None:
+    """One of two cells is as long as one alone, so the bound of a study that counts is that of one that does not."""
+    columns = Columns(SCHEMA)
+    query = Query(name="q", kind="linear", over=("age", "arm", "stage"), outcome=outcome, unshortened=short)
+    plain, counting = (LinearRegression(query.model_copy(update={"counted": counted}), columns) for counted in (False, True))
+    assert plain.norm() == counting.norm()
+    sizes = [sum(block.size for block in question.blocks()) for question in (plain, counting)]
+    assert sizes[1] == sizes[0] + 1
+    records, *_ = records_of(300, seed=5)
+    rows = [question_rows(question, columns, records) for question in (plain, counting)]
+    np.testing.assert_array_equal(rows[0][:, :-1], rows[1][:, :-2])
+    assert ((rows[1] ** 2).sum(axis=1) <= counting.norm()).all()
+    whole = rows[1][:, -2:].sum(axis=1)
+    np.testing.assert_array_equal(whole > 0, records.present[:, 0])
+    assert not (rows[1][:, -2:].prod(axis=1)).any()
 
 
 @pytest.mark.parametrize(("parameters", "name"), [(LOGISTIC, "odds_ratio"), (POISSON, "rate_ratio")])

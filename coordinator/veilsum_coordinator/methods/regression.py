@@ -302,7 +302,7 @@ class Regression(Method[RegressionParameters]):
         rows = partial(_rows, question=question, name=RATIOS[family], told=told)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
             QUERY: partial(rows, fit),
-            f"{QUERY} tests": lambda: iter([test_row(ALL_SLOPES, outcome, fit.all_slopes())]),
+            f"{QUERY} tests": lambda: iter([test_row(ALL_SLOPES, outcome, fit.all_slopes(), **asked.numbers(moments.part))]),
             SCORE: partial(score_row, fit, question, moments.gram),
         }
         tables = told_tables(self.name, of_fit)

@@ -306,8 +306,9 @@ def weigh(
     Raises:
         HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
     """
-    if not private:  # where length costs nothing, a fit is that of all records alike
-        queries = [query.model_copy(update={"unshortened": query.kind == "linear"}) for query in queries]
+    # where length costs nothing, a fit is that of all records alike
+    linear = {"unshortened": not private, "counted": True}
+    queries = [query.model_copy(update=linear if query.kind == "linear" else {}) for query in queries]
     questions = build_questions(queries, columns)
     for question in questions:
         _check_possible(question, columns)

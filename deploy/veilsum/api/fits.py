@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum.papers import Names, Term, p_text, terms_of
+from veilsum.papers import Names, Term, numbers_text, p_text, terms_of
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95
 from veilsum_node.errors import ConfigurationError, Misuse, raising
@@ -229,6 +229,7 @@ class Fitted:
             every = "all terms" if len(hidden) == len(self.terms) > 1 else ", ".join(hidden)
             lines.append(f"Not estimable: {every}: {reason}")
         lines += [f"{test.get('test')}: P {p_text(test.get('p_value'))}" for test in self.tests]
+        lines += [f"{numbers}." for numbers in [numbers_text(self.tests)] if numbers]
         lines.append("Errors and intervals are of sampling and noise together.")
         return "\n".join(lines)
 

@@ -117,6 +117,7 @@ class Query(Frozen):
             common has less noise.
         scale: integer that its values are multiplied by; more scale, less noise, at the other queries' cost.
         unshortened: of ``linear``, whether every record counts alike, however large its terms, as without noise.
+        counted: of ``linear``, whether records are counted as they are, however large their terms, with no more noise.
     """
 
     name: Name
@@ -135,6 +136,7 @@ class Query(Frozen):
     pooled: bool = Field(default=False, exclude_if=not_)  # studies signed before do not state it
     scale: int = Field(default=64, ge=1, le=EXACT_SCALE)
     unshortened: bool = Field(default=False, exclude_if=not_)  # as `pooled`
+    counted: bool = Field(default=False, exclude_if=not_)  # as `pooled`
 
 
 class Columns:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Row, test_row
+from veilsum_aggregation.figures import Row, normal_figure, test_row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, length, maximum, minimum, real, symbol, where
 from veilsum_privacy.tasks.layout import Block
@@ -27,6 +27,8 @@ class LinearRegression(OutcomeKind):
     Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
     shortens by the terms alone, so the regression stays unbiased (design: statistics.md, section 5). The norm of z z' is
     |z|^2 <= C^2 + 1; no record is shortened where C^2 is 1 and the number of terms. Rounding adds half a unit a value at most.
+    Beside them each record counts in one of two cells, whatever its length: of a number whether it is at a bound, of an event
+    whether it happened. The first moment of the constant is less than their number where records are shortened.
     """
 
     names: ClassVar = {"linear": ("outcome",)}
@@ -65,7 +67,7 @@ class LinearRegression(OutcomeKind):
         return (len(self.terms) + 2) * (len(self.terms) + 3) // 2
 
     def blocks(self) -> tuple[Block, ...]:
-        return *self._products(len(self.terms) + 2), self._block("bounds", 1, weight=float(self._light))
+        return *self._products(len(self.terms) + 2), self._block("bounds", 1 + self.query.counted, weight=float(self._light))
 
     @property
     def _light(self) -> int:
@@ -101,7 +103,10 @@ class LinearRegression(OutcomeKind):
     def values(self, cells: RecordCells, group: Symbol) -> Symbol:
         z, outcome, known = self.design(cells, group)
         short = minimum(1.0, self.longest / maximum(length(z), 1.0))
-        bound = known & (abs(outcome) >= 1.0) if self.event is None else np.False_
+        first = known & (outcome > 0.0) if self.event is not None else known & (abs(outcome) >= 1.0)
+        if self.query.counted:  # one of two cells: as long as one alone
+            return joined(products(joined(z, outcome) * short, self.scale), self._light * joined(first, known & ~first))
+        bound = first if self.event is None else np.False_
         return joined(products(joined(z, outcome) * short, self.scale), self._light * symbol(bound))
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
@@ -128,10 +133,22 @@ class LinearRegression(OutcomeKind):
             yield row | told_of(found)
 
     def tests(self, part: ReleasedPart) -> Iterator[Row]:
-        count, records = float(part.block("bounds")[0]), float(part.block("diagonal")[0])
+        count = float(part.block("bounds")[0]) if self.event is None else 0.0
+        records = float(part.block("bounds").sum() if self.query.counted else part.block("diagonal")[0])
         of, share = self.query.outcome, min(max(count / records, 0.0), 1.0) if records > 0.0 else None
         note = f"{of} is at a bound in {share:.1%} of the records, which biases the fit" if share and share > 0.02 else ""
         fit = self.fit(part)
-        told = {"r_squared": fit.r_squared().to_json(), "at_bound": share}
+        told = {"r_squared": fit.r_squared().to_json(), "at_bound": share, **self.numbers(part)}
         row = test_row("all slopes are 0 (Wald)", of, fit.all_slopes(), **told)
         yield row | {"note": "; ".join(text for text in (row["note"], note) if text)}
+
+    def numbers(self, part: ReleasedPart) -> dict[str, dict[str, Any]]:
+        """How many ``records`` the moments are of, and of an event how many ``events``; nothing where they are not counted."""
+        if not self.query.counted:
+            return {}
+        (first, other), std = part.block("bounds"), part.std("bounds")
+        records, events = (
+            normal_figure(n, m * std**2, 0.0).within(0.0, math.inf) for n, m in ((first + other, 2), (first, 1))
+        )
+        found = {"records": part.cell(first + other, records)}
+        return found if self.event is None else found | {"events": part.cell(min(first, other), events)}
