@@ -72,6 +72,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     },
     **{f"participant/veilsum_participant/protocol/{part}.py": _ROUNDS for part in ("contributions", "payloads", "openings")},
     "privacy/veilsum_privacy/mechanism/factors.py": ("tests/unit/test_factors.py", "tests/unit/test_gradients.py"),
+    "privacy/veilsum_privacy/mechanism/answering.py": ("tests/unit/test_local_training.py",),
     "privacy/veilsum_privacy/mechanism/requests.py": ("tests/unit/test_local_training.py",),
     "privacy/veilsum_privacy/training/losses.py": ("tests/unit/test_outcomes.py",),
     "privacy/veilsum_privacy/tasks/outcomes.py": ("tests/unit/test_outcomes.py",),

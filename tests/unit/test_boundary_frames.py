@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import socket
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.network import PATIENCE
@@ -22,7 +23,18 @@ from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.direct import Direct
 from veilsum_participant.boundary.encoding import Inquiry, Message, memory, number, octets
-from veilsum_participant.boundary.framing import FAILED, INLINE, MOST_CALLS, Caller, FramedSocket, SealedMemory, pair
+from veilsum_participant.boundary.framing import (
+    FAILED,
+    INLINE,
+    LANE,
+    MOST_CALLS,
+    Caller,
+    FramedSocket,
+    Lane,
+    ReceivedFrame,
+    SealedMemory,
+    pair,
+)
 from veilsum_participant.boundary.serving import serve
 
 HEADER = struct.Struct("<2sHIQ")
@@ -43,6 +55,13 @@ class Echo(Inquiry[Echoed]):
     data: bytes = octets(1, 4 * INLINE)
     fails: int = number(2, 1)
     block: SealedMemory | None = memory(4 * INLINE)
+
+
+class Lent(Echo):
+    """The same, of so large an answer that memory is lent for it."""
+
+    code, most, most_answered = 102, LANE, 2 * LANE
+    data: bytes = octets(1, LANE)
 
 
 class Soon(Echo):
@@ -66,7 +85,9 @@ def told(error: Exception) -> says.Failed:
 def served(**named: Any) -> Iterator[Caller]:
     """Who asks, and who answers in a thread."""
     ours, theirs = pair()
-    thread = threading.Thread(target=serve, args=(FramedSocket(theirs), (Echo, Soon), echo, told), kwargs=named, daemon=True)
+    thread = threading.Thread(
+        target=serve, args=(FramedSocket(theirs), (Echo, Soon, Lent), echo, told), kwargs=named, daemon=True
+    )
     thread.start()
     caller = Caller(FramedSocket(ours), says.Failed)
     try:
@@ -109,6 +130,174 @@ def test_calls_of_many_threads_get_their_own_answers(asked: list[tuple[int, bool
         for thread in threads:
             thread.join(PATIENCE)
         assert found == dict.fromkeys(range(len(asked)), (True, True))
+
+
+SMALL_LANE = 3 * INLINE
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, INLINE - 8, INLINE + 1, SMALL_LANE - 8, SMALL_LANE + 1]), st.booleans()), max_size=5
+    ),
+    st.booleans(),
+)
+def test_calls_that_are_lent_memory_get_their_own_answers(
+    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[int, bool]], together: bool
+) -> None:
+    """One after the other, which use it again, or at once; longer ones than it carries, with a block beside and without."""
+    monkeypatch.setattr("veilsum_participant.boundary.framing.LANE", SMALL_LANE)
+    with served() as caller:
+        found: dict[int, object] = {}
+
+        def call(place: int, size: int, beside: bool) -> None:
+            data = bytes([place + 1]) * size
+            answer = caller.call(Lent(data, block=SealedMemory.of(data[: 2 * INLINE], b"!") if beside else None))
+            shown = None if answer.block is None else bytes(answer.block.view())
+            found[place] = (answer.data == data, shown == (data[: 2 * INLINE] + b"!" if beside else None))
+
+        threads = [threading.Thread(target=call, args=(place, *item)) for place, item in enumerate(asked)]
+        for thread in threads:
+            thread.start()
+            if not together:
+                thread.join(PATIENCE)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert found == dict.fromkeys(range(len(asked)), (True, True))
+
+
+def taken_over(play: Callable[[FramedSocket, ReceivedFrame], None], calls: int = 1) -> list[object]:
+    """What calls that are lent memory give, one after the other, if that is at the other side."""
+    ours, theirs = pair()
+    caller, line = Caller(FramedSocket(ours), says.Failed), FramedSocket(theirs)
+    found: list[object] = []
+
+    def call() -> None:
+        for _ in range(calls):
+            try:
+                found.append(caller.call(Lent(bytes(2 * INLINE))))
+            except BrokenError as error:
+                found.append(error)
+        caller.close()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    while (frame := line.receive()) is not None:
+        play(line, frame)
+    thread.join(PATIENCE)
+    theirs.close()
+    return found
+
+
+def lent(frame: ReceivedFrame) -> Lane:
+    assert frame.lane is not None
+    return frame.lane
+
+
+def said_of(line: FramedSocket, frame: ReceivedFrame, size: int, flags: bytes = b"4") -> None:
+    line._socket.send(HEADER.pack(b"v" + flags, frame.code, frame.call, size))
+
+
+def shortened(line: FramedSocket, frame: ReceivedFrame) -> None:
+    os.ftruncate(lent(frame).descriptor, len(LONG) - 1)
+    said_of(line, frame, len(LONG))
+
+
+def said_larger(line: FramedSocket, frame: ReceivedFrame) -> None:
+    os.ftruncate(lent(frame).descriptor, LANE + 1)  # of nothing
+    said_of(line, frame, LANE + 1)
+
+
+def lends_back(line: FramedSocket, frame: ReceivedFrame) -> None:
+    line.send(frame.code, frame.call, Echoed(b"right"), Lane(), lends=True)
+
+
+def garbled(line: FramedSocket, frame: ReceivedFrame) -> None:
+    os.pwrite(lent(frame).descriptor, b"\xff" * 64, 0)
+    said_of(line, frame, 64)
+
+
+def in_both(line: FramedSocket, frame: ReceivedFrame) -> None:
+    os.pwrite(lent(frame).descriptor, LONG, 0)
+    line._socket.sendmsg(
+        [HEADER.pack(b"v5", frame.code, frame.call, len(LONG))],
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", sealed(LONG)))],
+    )
+
+
+@pytest.mark.parametrize("play", [shortened, said_larger, lends_back, garbled, in_both], ids=lambda play: play.__name__)
+def test_memory_that_was_lent_and_is_no_answer_ends_the_connection(
+    play: Callable[[FramedSocket, ReceivedFrame], None],
+) -> None:
+    (found,) = taken_over(play)
+    assert isinstance(found, BrokenError)
+
+
+def test_an_answer_in_memory_that_was_not_lent_ends_the_connection() -> None:
+    ours, theirs = pair()
+    caller = Caller(FramedSocket(ours), says.Failed)
+    found: list[BrokenError] = []
+
+    def call() -> None:
+        with pytest.raises(BrokenError, match="not lent") as raised:
+            caller.call(Echo())
+        found.append(raised.value)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    _, code, number_, _ = HEADER.unpack_from(theirs.recv(1 << 16))
+    theirs.send(HEADER.pack(b"v4", code, number_, len(LONG)))
+    thread.join(PATIENCE)
+    theirs.close()
+    assert found
+
+
+def test_what_was_read_of_memory_that_is_lent_is_not_changed_by_who_answered() -> None:
+    """Who asked has it to itself: one after the other writes over what it holds, and so does who answers, at any time."""
+    kept: list[Lane] = []
+
+    def play(line: FramedSocket, frame: ReceivedFrame) -> None:
+        kept.append(lent(frame))
+        line.send(frame.code, frame.call, Echoed(bytes([len(kept)]) * (2 * INLINE)), frame.lane)
+        for lane in kept[:-1]:
+            os.pwrite(lane.descriptor, bytes(2 * INLINE), 8)  # beside its head
+
+    first, second, third = taken_over(play, 3)
+    assert isinstance(first, Echoed)
+    assert isinstance(second, Echoed)
+    assert first.data == bytes([1]) * (2 * INLINE)
+    del second, third
+    assert len({os.fstat(lane.descriptor).st_ino for lane in kept}) == 1, "it is lent again"
+
+
+def test_memory_that_who_answers_made_longer_is_not_lent_again() -> None:
+    nodes: list[int] = []
+
+    def play(line: FramedSocket, frame: ReceivedFrame) -> None:
+        nodes.append(os.fstat(lent(frame).descriptor).st_ino)
+        os.ftruncate(lent(frame).descriptor, LANE + 1)
+        line.send(frame.code, frame.call, Echoed(b"right"), frame.lane)
+
+    assert taken_over(play, 2) == [Echoed(b"right")] * 2
+    assert len(set(nodes)) == 2
+
+
+def test_who_answers_can_neither_have_memory_grow_in_the_guard_nor_hold_it_from_being_written() -> None:
+    """How the file is written is common to both sides: one that has all writes appended is asked nonsense, and no more."""
+    sizes: list[int] = []
+
+    def play(line: FramedSocket, frame: ReceivedFrame) -> None:
+        sizes.append(os.fstat(lent(frame).descriptor).st_size)
+        fcntl.fcntl(lent(frame).descriptor, fcntl.F_SETFL, os.O_APPEND)
+        os.ftruncate(lent(frame).descriptor, LANE)
+        line.send(frame.code, frame.call, Echoed(b"right"), frame.lane)
+
+    assert taken_over(play, 4) == [Echoed(b"right")] * 4
+    assert max(sizes) <= LANE + 3 * INLINE, "one that has grown is let go"
+    lane = Lane()
+    for change in (fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SHRINK):
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(lane.descriptor, fcntl.F_ADD_SEALS, change)
 
 
 def test_a_fault_comes_over_as_a_message_and_the_next_call_goes_on() -> None:

@@ -25,6 +25,7 @@ from veilsum_participant.worker.compiled import CompiledTask
 from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.computation.said_terms import terms_to_json
 from veilsum_privacy.computation.terms import TaskTerms
 from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.mechanism.rows.graph import RowGraph, node
@@ -92,7 +93,7 @@ def test_sums_of_every_task_are_those_of_one_process(monkeypatch: pytest.MonkeyP
 def test_terms_of_every_task_cross_unchanged() -> None:
     for setting in SETTINGS:
         terms = AgreedStudy(setting.study("record", grid=2**12, variance=10**9)).tasks[0].terms
-        assert TaskTerms.from_json(json.loads(json.dumps(terms.to_json()))) == terms
+        assert TaskTerms.from_json(json.loads(json.dumps(terms_to_json(terms)))) == terms
 
 
 def plain() -> Setting:
@@ -172,7 +173,7 @@ def test_a_task_that_reads_records_has_noise_whatever_it_is_said_to_be(compiling
     study = study.model_copy(update={"tasks": (kept, study.tasks[0]), "privacy": strict})
     with pytest.raises(HostileInput, match="must have noise"):
         compiling().agreed(study.to_bytes()).task(study.tasks[1].label)
-    own = AgreedStudy(study_of(setting)).tasks[0].terms.to_json()
+    own = terms_to_json(AgreedStudy(study_of(setting)).tasks[0].terms)
     with pytest.raises(HostileInput, match="must have noise"):
         compiling(lying(**own)).agreed(study.to_bytes()).task(study.tasks[1].label)
     derived = compiling(lying(**{**own, "kind": "derived"})).agreed(study.to_bytes())
@@ -246,7 +247,7 @@ def test_no_graph_moves_a_sum_by_more_than_the_declared_grid(
                 return GraphSaid(graph.to_bytes())
             terms: dict[str, Any] = {} if clip is None else {"clip": clip}
             if said.products is not None and clip is not None:
-                terms["products"] = [said.to_json()["products"][0], clip, said.products.weighted]
+                terms["products"] = [terms_to_json(said)["products"][0], clip, said.products.weighted]
             return lying(**terms)(request, answer)
 
         studies, rng = compiling(meddle), np.random.default_rng(3)

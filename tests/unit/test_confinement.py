@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from support.victims import unconfinable
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.process import confinement
-from veilsum_node.process.confinement import ALTERING, ARGUED, FORBIDDEN, REACHING, Bounds, Offered, filter_program
+from veilsum_node.process.confinement import Bounds, Offered
+from veilsum_node.process.system_calls import ALTERING, ARGUED, FORBIDDEN, LAST_CALL, REACHING, filter_program
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -131,7 +132,7 @@ ARGUMENTS = st.tuples(*([st.one_of(SMALL, st.integers(0, 2**64 - 1))] * 6))
 def test_the_filter_says_what_is_said_in_words(machine: str, data: st.DataObject) -> None:
     names = named(machine)
     bounds = data.draw(st.sampled_from(BOUNDS))
-    number = data.draw(st.one_of(st.sampled_from(sorted(names)), st.integers(0, confinement.LAST_CALL)))
+    number = data.draw(st.one_of(st.sampled_from(sorted(names)), st.integers(0, LAST_CALL)))
     arguments = data.draw(ARGUMENTS)
     found = judged(bounds, machine, number, arguments)
     if allowed(bounds, names.get(number), arguments):
@@ -154,8 +155,8 @@ def test_calls_of_another_table_end_the_process_and_later_ones_are_unknown(machi
     for other in {0x40000003, *ARCHITECTURES.values()} - {ARCHITECTURES[machine]}:
         assert judged(Bounds(), machine, 0, nothing, other) == KILL
     assert judged(Bounds(), machine, 0x40000000 + 101, nothing) == KILL
-    assert judged(Bounds(), machine, confinement.LAST_CALL, nothing) == ALLOW
-    for number in (confinement.LAST_CALL + 1, 0x3FFFFFFF):
+    assert judged(Bounds(), machine, LAST_CALL, nothing) == ALLOW
+    for number in (LAST_CALL + 1, 0x3FFFFFFF):
         assert judged(Bounds(), machine, number, nothing) == ERRNO | errno.ENOSYS
 
 

@@ -70,7 +70,8 @@ def test_no_core_file_and_no_look_into_the_memory(tmp_path: Path) -> None:
 
 def test_both_starts_harden_before_anything_is_read() -> None:
     for place, begins, reads in (
-        ("participant/veilsum_participant/session/serving.py", "def serve(", "load_participant_config(config)"),
+        ("participant/veilsum_participant/session/serving.py", "def serve(", "divide(config)"),
+        ("participant/veilsum_participant/session/whole.py", "def _serve_whole(", "load_participant_config(config)"),
         ("deploy/veilsum_deploy/coordinator/coordinator.py", "def start(", "_load(config)"),
     ):
         text = (ROOT / place).read_text()

@@ -23,9 +23,10 @@ from support.studies import complete
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import Evaluations
+from veilsum_privacy.mechanism.answering import answered
 from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
-from veilsum_privacy.mechanism.requests import Request, answered
+from veilsum_privacy.mechanism.requests import Request
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.study import Unit

@@ -274,9 +274,8 @@ def test_a_guard_is_told_the_whole_configuration_as_data(tmp_path: Path) -> None
         hooks={"waiting": ["/usr/bin/logger", "-t", "veilsum"]},
         policy={"trusted": {"oslo": "ab" * 32}, "share_metrics": ["budget"], "four_eyes_above": None},
     )
-    given = Given(
-        told, roles.guard(told, tmp_path / "participant.toml"), "127.0.0.1:9465", ("VEILSUM__STATE",), ("a caution",)
-    )
+    bounds = roles.guard(told, tmp_path / "participant.toml")
+    given = Given(told, bounds, "127.0.0.1:9465", ("VEILSUM__STATE",), ("a caution",), b"\x00a filter\xff")
     again = Given.from_bytes(given.to_bytes())
     assert again[1:] == given[1:]
     assert_same(again.config, told)
@@ -313,6 +312,6 @@ def assert_same(there: Any, here: Any) -> None:
 def test_a_path_that_no_process_can_be_told_is_named_before_the_guard_has_any(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"donn\xe9es")
     told = config({"records": {**FILE, "path": odd / "records.csv"}})
-    given = Given(told, roles.guard(told, tmp_path / "participant.toml"), "", ())
+    given = Given(told, roles.guard(told, tmp_path / "participant.toml"), "", (), (), b"")
     with pytest.raises(ConfigurationError, match=r"donn\\udce9es.* is not UTF-8"):
         given.to_bytes()

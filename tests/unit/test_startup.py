@@ -104,12 +104,12 @@ def test_no_plugin_that_is_installed_beside_it_sees_what_is_read(tmp_path: Path)
 PRODUCTS = """
 import sys
 from threadpoolctl import threadpool_info
-from veilsum_participant.session import serving
+from veilsum_participant.session import whole
 assert "numpy" not in sys.modules
 def begin(config):
     import numpy
     print([item["num_threads"] for item in threadpool_info() if item["user_api"] == "blas"])
-serving.begin = begin
+whole.begin = begin
 from veilsum_participant.cli import main
 main(["participant", "start"])
 """

@@ -25,9 +25,10 @@ from veilsum_privacy.audit.canaries import as_unit, made_up_company
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.mechanism.answering import answered
 from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.mechanism.requests import Request, answered
+from veilsum_privacy.mechanism.requests import Request
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.symbols import record_of, traced
 from veilsum_privacy.mechanism.steps import Steps

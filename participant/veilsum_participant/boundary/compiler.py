@@ -75,7 +75,7 @@ class GraphSaid(Message):
 class VectorSaid(Message):
     """A vector, float64."""
 
-    vector: bytes = octets(1, MAX_OBJECT_BYTES)
+    vector: bytes | memoryview = octets(1, MAX_OBJECT_BYTES, seen=True)
 
 
 class TrainingSaid(Message):
@@ -123,7 +123,7 @@ class KeptVectorGiven(Message):
     """A noised vector that the site kept, int64, of a task."""
 
     label: str = text(1, LABEL)
-    vector: bytes = octets(2, MAX_OBJECT_BYTES)
+    vector: bytes | memoryview = octets(2, MAX_OBJECT_BYTES, seen=True)
 
 
 class TakeStudy(Inquiry[StudySaid]):
@@ -199,7 +199,7 @@ class AnswerTraining(Inquiry[TrainingSaid]):
     """Go on with a noised sum, float64."""
 
     code, answer, most, most_answered, seconds = 7, TrainingSaid, MOST, 2 * MOST, TRACING
-    total: bytes = octets(1, MAX_OBJECT_BYTES)
+    total: bytes | memoryview = octets(1, MAX_OBJECT_BYTES, seen=True)
 
 
 class TrainOnNone(Inquiry[TrainingSaid]):
@@ -224,7 +224,7 @@ class AskFollowed(Inquiry[FollowedSaid]):
     code, answer, most, most_answered, seconds = 10, FollowedSaid, 2 * MOST, 2 * MOST, TRACING
     move: int = number(1, 2)
     label: str = text(2, LABEL)
-    data: bytes = octets(3, MAX_OBJECT_BYTES)
+    data: bytes | memoryview = octets(3, MAX_OBJECT_BYTES, seen=True)
     cohort: int = number(4, 4096)
     state: bytes | None = optional_octets(5, MOST)
 

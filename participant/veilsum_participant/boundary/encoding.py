@@ -53,6 +53,7 @@ class Rule:
         many: for a repeated field, values at most; 0 for one value.
         of: for messages, their class.
         optional: whether None stands for a field that is not there, apart from an empty one.
+        seen: whether octets are read where the message lies, without a copy of their own.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Rule:
     many: int = 0
     of: "type[Message] | None" = None
     optional: bool = False
+    seen: bool = False
 
     def check(self, name: str, value: object) -> None:
         """Insist that a value of the field keeps the rule.
@@ -91,7 +93,7 @@ class Rule:
                 return math.isfinite(value)
             case "octets", bytes():
                 return self.least <= len(value) <= self.most
-            case "octets", memoryview():  # of who sends; what is read is bytes
+            case "octets", memoryview():  # of who sends, or seen
                 return self.least <= value.nbytes <= self.most
             case "text", str():
                 return not _SURROGATES & set(value) and self.least <= len(value.encode()) <= self.most
@@ -178,9 +180,9 @@ def real(index: int) -> Any:
     return field(default=0.0, metadata={"rule": Rule(index, "real")})
 
 
-def octets(index: int, most: int, *, least: int = 0) -> Any:
-    """A field of bytes; one that is not there is empty."""
-    return field(default=b"", repr=False, metadata={"rule": Rule(index, "octets", most, least)})
+def octets(index: int, most: int, *, least: int = 0, seen: bool = False) -> Any:
+    """A field of bytes; one that is not there is empty. Of one that is ``seen`` who reads it has a view."""
+    return field(default=b"", repr=False, metadata={"rule": Rule(index, "octets", most, least, seen=seen)})
 
 
 def optional_octets(index: int, most: int) -> Any:
@@ -209,8 +211,8 @@ def texts(index: int, count: int, most: int) -> Any:
 
 
 def blobs(index: int, count: int, most: int) -> Any:
-    """A field of at most ``count`` byte strings of at most so many bytes each."""
-    return field(default=(), repr=False, metadata={"rule": Rule(index, "octets", most, many=count)})
+    """A field of at most ``count`` byte strings of at most so many bytes each, of which who reads them has views."""
+    return field(default=(), repr=False, metadata={"rule": Rule(index, "octets", most, many=count, seen=True)})
 
 
 def memory(most: int) -> Any:
@@ -299,7 +301,7 @@ def _values(name: str, rule: Rule, wire: int, value: int | memoryview) -> list[A
             return list(_DOUBLE.unpack(cast(memoryview, value)))
         case "octets", 2:
             _short(name, rule, value)
-            return [bytes(cast(memoryview, value))]
+            return [value if rule.seen else bytes(cast(memoryview, value))]
         case "text", 2:
             _short(name, rule, value)
             try:

@@ -2,8 +2,10 @@
 
 A frame is a header and a message's bytes. What is longer than :data:`INLINE` goes as a sealed memory file (memfd_create(2)) by
 its descriptor: whoever gets it checks the seals and the size before it looks, so that nothing changes or ends under its eyes;
-and that the memory is there, for a hole is filled for whoever looks, at its expense. One side asks, the other answers. The
-side that asks believes nothing: an answer that nobody asked for, a second one, one of another kind, size or form, or none in
+and that the memory is there, for a hole is filled for whoever looks, at its expense. Up to :data:`LANE` it goes by memory that
+the side that asks lends for a call, and uses again. Nothing holds who answers from changing that: it is copied whole before
+any of it is read, by pread(2), which neither shortening nor a hole can disturb. One side asks, the other answers. The side
+that asks believes nothing: an answer that nobody asked for, a second one, one of another kind, size or form, or none in
 time, ends the connection (:class:`BrokenError`), and whoever keeps the other process ends that too.
 """
 
@@ -17,6 +19,7 @@ import socket
 import stat
 import struct
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,6 +29,11 @@ from veilsum_participant.boundary.encoding import Inquiry, Message, read
 
 INLINE = 48 * 1024
 """Bytes of a message that go in its datagram."""
+
+LANE = 32 * 1024 * 1024
+"""Bytes of a message that go by the memory which its call was lent, whose pages the kernel need not find and clear again."""
+
+_LENT_FROM = 2 * 1024 * 1024  # bytes that a call may ask or answer beyond which it is lent memory
 
 SEND_SECONDS = 30
 """How long the other side may let the socket be full."""
@@ -37,12 +45,12 @@ FAILED = 0xFFFF
 """The code of an answer that says that its call failed."""
 
 _HEADER = struct.Struct("<2sHIQ")
-_MAGIC = {(False, False): b"v0", (True, False): b"v1", (False, True): b"v2", (True, True): b"v3"}
-_FLAGS = {magic: flags for flags, magic in _MAGIC.items()}
+_SEALED, _BESIDE, _LANED, _LENDS = 1, 2, 4, 8
+_FLAGS = {b"v%x" % flags: flags for flags in range(16)}
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _FD = struct.Struct("i")
 _BLOCK = 512  # bytes that stat(2) counts as one, whatever the file system
-_MOST_FDS = 2
+_MOST_FDS = 3
 
 R = TypeVar("R", bound=Message)
 
@@ -66,9 +74,7 @@ class SealedMemory:
             OSError: there is none.
         """
         made = cls(os.memfd_create("veilsum", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), 0)
-        with os.fdopen(made.descriptor, "wb", closefd=False) as file:
-            file.writelines(parts)  # large ones from where they are
-            made.size = file.tell()
+        made.size = _written(made.descriptor, parts)
         fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return made
 
@@ -108,9 +114,35 @@ class SealedMemory:
         self.close()
 
 
+def _written(descriptor: int, parts: Iterable[bytes | memoryview]) -> int:
+    """Write parts to a memory file from its beginning; returns their bytes."""
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.seek(0)
+        file.writelines(parts)  # large ones from where they are
+        return file.tell()
+
+
+class Lane:
+    """Memory that is lent for calls, one at a time; closed with this object."""
+
+    def __init__(self, descriptor: int = -1) -> None:
+        self.descriptor = os.memfd_create("veilsum", os.MFD_CLOEXEC) if descriptor < 0 else descriptor
+
+    def read(self, size: int) -> bytes:
+        """A copy of its first bytes; HostileInput where it has fewer, or more are asked for than it may carry."""
+        data = os.pread(self.descriptor, size, 0) if size <= LANE else b""
+        if len(data) != size:
+            raise HostileInput("Memory that was lent holds another size than its frame says.")
+        return data
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
 @dataclass(frozen=True)
 class ReceivedFrame:
-    """A frame as it came: ``code`` of a request or its answer, ``call`` its number, ``body`` in the datagram or beside it."""
+    """A frame as it came: ``code`` of a request or its answer, ``call`` its number, ``body`` in the datagram or beside it, or
+    ``laned`` in what its call was lent; a request brings that along as ``lane``."""
 
     code: int
     call: int
@@ -118,15 +150,25 @@ class ReceivedFrame:
     inline: bytes
     body: SealedMemory | None
     beside: SealedMemory | None
+    laned: bool
+    lane: Lane | None
 
-    def read(self, of: type[R], most: int) -> R:
+    def read(self, of: type[R], most: int, lane: Lane | None) -> R:
         """The message in it.
+
+        Args:
+            of, most: its class, and bytes that it may have.
+            lane: what its call was lent.
 
         Raises:
             HostileInput: it is not one of the class, or larger than ``most``.
         """
         if self.size > most:
             raise HostileInput(f"{of.__name__} has more than {most} bytes.")
+        if self.laned:
+            if lane is None:
+                raise HostileInput(f"{of.__name__} is said to be in memory that was not lent.")
+            return read(lane.read(self.size), of, self.beside)
         if self.body is None:
             return read(self.inline, of, self.beside)
         if self.body.size != self.size:
@@ -147,22 +189,32 @@ class FramedSocket:
         connected.setblocking(True)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
 
-    def send(self, code: int, call: int, message: Message) -> None:
+    def send(self, code: int, call: int, message: Message, lane: Lane | None = None, *, lends: bool = False) -> None:
         """Send a message.
+
+        Args:
+            code, call, message: as of :class:`ReceivedFrame`.
+            lane: what the call was lent; with ``lends`` it goes along.
 
         Raises:
             BrokenError: the other side is gone, or takes nothing.
             HostileInput: the message breaks its bounds; nothing was sent.
         """
         parts, beside = message.to_pieces(), message.memory
-        size = sum(map(len, parts))
-        body = SealedMemory.of(*parts) if size > INLINE else None
-        header = _HEADER.pack(_MAGIC[body is not None, beside is not None], code, call, size)
-        passed = [item.descriptor for item in (body, beside) if isinstance(item, SealedMemory)]
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(map(_FD.pack, passed)))] if passed else []
+        size, body, flags = sum(map(len, parts)), None, _LENDS * lends
         try:
+            if lane is not None and INLINE < size <= LANE:
+                flags |= _LANED
+                _written(lane.descriptor, parts)
+            elif size > INLINE:
+                body = SealedMemory.of(*parts)
+            flags |= _SEALED * (body is not None) | _BESIDE * (beside is not None)
+            held = lane if lends else None, body, beside
+            passed = [item.descriptor for item in held if isinstance(item, Lane | SealedMemory)]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(map(_FD.pack, passed)))] if passed else []
+            data = [_HEADER.pack(b"v%x" % flags, code, call, size), b"".join(parts) if size <= INLINE else b""]
             with self._sending:
-                self._socket.sendmsg([header, b"".join(parts) if body is None else b""], rights, socket.MSG_NOSIGNAL)
+                self._socket.sendmsg(data, rights, socket.MSG_NOSIGNAL)
         except OSError as error:
             raise BrokenError(f"The other side takes nothing: {type(error).__name__}.") from error
         finally:
@@ -198,19 +250,20 @@ class FramedSocket:
             magic, code, call, size = _HEADER.unpack_from(data)
             if magic not in _FLAGS:
                 raise HostileInput("A frame does not begin as one.")
-            in_memory, has_beside = _FLAGS[magic]
-            if len(descriptors) != in_memory + has_beside:
+            sealed, has_beside, laned, lends = (bool(_FLAGS[magic] & flag) for flag in (_SEALED, _BESIDE, _LANED, _LENDS))
+            if len(descriptors) != sealed + has_beside + lends or (sealed and laned):
                 raise HostileInput("A frame has other descriptors than it says.")
             inline = data[_HEADER.size :]
-            if len(inline) != (0 if in_memory else size):
+            if len(inline) != (0 if sealed or laned else size):
                 raise HostileInput("A frame has another size than it says.")
+            lane = Lane(descriptors.pop(0)) if lends else None
             while descriptors:
                 memory.append(SealedMemory.received(descriptors.pop(0)))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        body = memory[0] if in_memory else None
-        return ReceivedFrame(code, call, size, inline, body, memory[-1] if has_beside else None)
+        body, beside = memory[0] if sealed else None, memory[-1] if has_beside else None
+        return ReceivedFrame(code, call, size, inline, body, beside, laned, lane)
 
     def close(self) -> None:
         """End the connection; whoever waits for a frame is woken."""
@@ -242,6 +295,7 @@ class Caller:
         self._waiting: dict[int, _Slot] = {}
         self._last = 0
         self._broken = ""
+        self._free: Lane | None = None
         threading.Thread(target=self._listen, name="boundary", daemon=True).start()
 
     @property
@@ -252,7 +306,7 @@ class Caller:
     def call(self, request: Inquiry[R], seconds: float | None = None) -> R:
         """See :class:`~veilsum_participant.boundary.calls.Peer`."""
         seconds = request.seconds if seconds is None else min(seconds, request.seconds)
-        slot = _Slot()
+        slot, lane = _Slot(), None
         with self._lock:
             if self._broken:
                 raise BrokenError(self._broken)
@@ -261,8 +315,10 @@ class Caller:
             self._last = self._last % (2**32 - 1) + 1
             call = self._last
             self._waiting[call] = slot
+            if max(request.most, request.most_answered) > _LENT_FROM:
+                lane, self._free = self._free or Lane(), None
         try:
-            self._line.send(request.code, call, request)
+            self._line.send(request.code, call, request, lane, lends=lane is not None)
         except HostileInput:
             with self._lock:
                 self._waiting.pop(call, None)
@@ -274,15 +330,19 @@ class Caller:
             self._break(f"{type(request).__name__} was not answered within {seconds:.0f} s.")
         if slot.frame is None:
             raise BrokenError(self._broken)
-        return self._answer(slot.frame, request)
+        try:
+            return self._answer(slot.frame, request, lane)
+        finally:
+            if lane is not None and not self._broken and os.fstat(lane.descriptor).st_size <= LANE:
+                self._free = lane  # another that is free goes
 
-    def _answer(self, frame: ReceivedFrame, request: Inquiry[R]) -> R:
+    def _answer(self, frame: ReceivedFrame, request: Inquiry[R], lane: Lane | None) -> R:
         failure: Message | None = None
         try:
             if frame.code == FAILED:
-                failure = frame.read(self._failure, INLINE)
+                failure = frame.read(self._failure, INLINE, lane)
             elif frame.code == request.code:
-                answer: Any = frame.read(request.answer, request.most_answered)
+                answer: Any = frame.read(request.answer, request.most_answered, lane)
                 return answer  # type: ignore[no-any-return]
             else:
                 raise HostileInput(f"{type(request).__name__} was answered by something else.")
@@ -296,7 +356,7 @@ class Caller:
         try:
             while (frame := self._line.receive()) is not None:
                 with self._lock:
-                    slot = self._waiting.pop(frame.call, None)
+                    slot = None if frame.lane is not None else self._waiting.pop(frame.call, None)
                 if slot is None:
                     raise HostileInput("An answer came that nobody waits for.")
                 slot.frame = frame
@@ -311,7 +371,7 @@ class Caller:
     def _break(self, why: str) -> None:
         with self._lock:
             self._broken = self._broken or why
-            waiting, self._waiting = self._waiting, {}
+            waiting, self._waiting, self._free = self._waiting, {}, None
         for slot in waiting.values():
             slot.arrived.set()
         self._line.close()

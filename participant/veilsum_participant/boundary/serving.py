@@ -10,7 +10,7 @@ from typing import Any
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Handler, Told
 from veilsum_participant.boundary.encoding import Inquiry, Message
-from veilsum_participant.boundary.framing import FAILED, MOST_CALLS, FramedSocket
+from veilsum_participant.boundary.framing import FAILED, MOST_CALLS, FramedSocket, Lane
 
 
 def serve(
@@ -37,7 +37,7 @@ def serve(
     """
     known = {each.code: each for each in requests}
 
-    def answer(request: Inquiry[Any], call: int) -> None:
+    def answer(request: Inquiry[Any], call: int, lane: Lane | None) -> None:
         message: Message
         code = FAILED
         try:
@@ -49,7 +49,7 @@ def serve(
             message = told(error)
         with contextlib.suppress(BrokenError):  # who asked is gone, and so will this process be
             try:
-                line.send(code, call, message)
+                line.send(code, call, message, lane)
             except HostileInput as error:  # the answer itself is beyond its bounds: say that it failed
                 line.send(FAILED, call, told(error))
 
@@ -58,11 +58,11 @@ def serve(
             while (frame := line.receive()) is not None:
                 if frame.code not in known:
                     raise HostileInput("A request is none that there is.")
-                request = frame.read(known[frame.code], known[frame.code].most)
+                request = frame.read(known[frame.code], known[frame.code].most, frame.lane)
                 if type(request) in at_once:
-                    answer(request, frame.call)
+                    answer(request, frame.call, frame.lane)
                 else:
-                    pool.submit(answer, request, frame.call)
+                    pool.submit(answer, request, frame.call, frame.lane)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             line.close()

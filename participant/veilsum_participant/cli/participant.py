@@ -95,7 +95,7 @@ def transport_key(config: ConfigOption = CONFIG, as_json: JsonOption = False) ->
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # products are made in small parts, over which threads mostly wait
-    from veilsum_participant.session.serving import begin
+    from veilsum_participant.session.whole import begin
 
     begin(config)
 

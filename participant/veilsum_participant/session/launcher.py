@@ -201,25 +201,28 @@ class Given(NamedTuple):
         served: where metrics are served.
         variables: of the environment that set a key of the configuration.
         cautions: what is said of it at each start.
+        filter: of its system calls, as the kernel reads it.
     """
 
     config: ParticipantConfig
     bounds: Bounds
     served: str
     variables: tuple[str, ...]
-    cautions: tuple[str, ...] = ()
+    cautions: tuple[str, ...]
+    filter: bytes
 
     def to_bytes(self) -> bytes:
         """As :meth:`from_bytes` reads it: data, for what holds keys runs nothing that it is told."""
         from veilsum_participant.settings.telling import stated  # of the launcher
 
-        return json.dumps([stated(self.config), self.bounds.to_text(), *self[2:]]).encode()
+        return json.dumps([stated(self.config), self.bounds.to_text(), *self[2:-1], self.filter.hex()]).encode()
 
     @classmethod
     def from_bytes(cls, said: bytes) -> Self:
         """What :meth:`to_bytes` wrote; the launcher has checked it."""
-        config, bounds, served, variables, cautions = json.loads(said)
-        return cls(told_config(config), Bounds.from_text(bounds), served, tuple(variables), tuple(cautions))
+        config, bounds, served, variables, cautions, calls = json.loads(said)
+        told = Bounds.from_text(bounds), served, tuple(variables), tuple(cautions), bytes.fromhex(calls)
+        return cls(told_config(config), *told)
 
 
 class Whole(NamedTuple):
@@ -268,7 +271,7 @@ def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
     if not said:  # the launcher ends, or is the whole site
         os._exit(0)
     given = Given.from_bytes(said)
-    confine(given.bounds, keep=[theirs.fileno()])
+    confine(given.bounds, keep=[theirs.fileno()], program=given.filter)
     starter = LaunchStarter(theirs)
     parts = Parts(
         Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, starter.verify,

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from veilsum_node.errors import ConfigurationError, Unavailable, VeilsumError
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.confinement import Bounds
+from veilsum_node.process.system_calls import packed_filter
 from veilsum_node.telemetry.binding import bound, write_address
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_participant.boundary.framing import pair
@@ -70,8 +71,10 @@ def supervise(path: Path, child: int, control: socket.socket, told: int) -> Whol
                 for fault in confinement_faults(config):
                     raise fault
                 listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
+                bounds = guard(config, path)
+                given = Given(config, bounds, address, variables, tuple(cautions(config)), packed_filter(bounds, child))
                 with contextlib.suppress(BrokenPipeError):
-                    words.write(Given(config, guard(config, path), address, variables, tuple(cautions(config))).to_bytes())
+                    words.write(given.to_bytes())
         if why is None:
             Supervisor(config, child, control, listening).run()
     except ConfigurationError:

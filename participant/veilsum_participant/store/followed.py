@@ -83,7 +83,7 @@ def drop_followed(connection: Connection, study: bytes) -> None:
     connection.execute(_DROP, {"of": study})
 
 
-def _cut(pieces: "Pieces") -> Iterator[bytes]:
+def _cut(pieces: "Pieces") -> Iterator[memoryview]:
     for piece in pieces:
         for start in range(0, len(piece), PIECE):
-            yield bytes(memoryview(piece)[start : start + PIECE])
+            yield memoryview(piece)[start : start + PIECE]

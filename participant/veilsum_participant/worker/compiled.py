@@ -50,7 +50,7 @@ from veilsum_privacy.mechanism.requests import MapAt, Request, Trained, Training
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.steps import StepNoise
-from veilsum_privacy.securesum.context import Pieces, decode_broadcast, encode_broadcast
+from veilsum_privacy.securesum.context import Broadcast, Pieces, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import TaskDeclaration
 
 LOG = logging.getLogger("veilsum.participant")
@@ -157,7 +157,7 @@ class Compiling(Kept):
 
     def _asked(self, request: Inquiry[_R], broadcast: Mapping[str, Floats] | None, task: "CompiledTask | None") -> _R:
         if broadcast is not None and task is not None and not _same(broadcast, self._meant):
-            data = encode_broadcast(broadcast, task.single)
+            data = broadcast.encoded if isinstance(broadcast, Broadcast) else encode_broadcast(broadcast, task.single)
             self._told(TakeBroadcast(None if data == self._last else data, task.label))
             self._meant = broadcast
         return self._told(request)
@@ -216,7 +216,7 @@ class CompiledModel:
 
     def take(self, label: str, values: Integers, cohort: int) -> None:
         """See :class:`veilsum_privacy.computation.following.Following`."""
-        self._move(AskFollowed(STEP, label, np.ascontiguousarray(values, dtype=np.int64).tobytes(), cohort))
+        self._move(AskFollowed(STEP, label, np.ascontiguousarray(values, dtype=np.int64).data, cohort))
 
     def to_pieces(self) -> Pieces:
         """See :class:`veilsum_privacy.computation.following.Following`."""
@@ -261,7 +261,7 @@ class CompiledTask(DeclaredTask):
             said = compiler.ask(begun, broadcast, self)
             while not said.over:
                 total = yield self._request(said)
-                said = compiler.once(AnswerTraining(np.ascontiguousarray(total, dtype=np.float64).tobytes()))
+                said = compiler.once(AnswerTraining(np.ascontiguousarray(total, dtype=np.float64).data))
         return _trained(said)
 
     def train_plainly(
@@ -279,7 +279,7 @@ class CompiledTask(DeclaredTask):
         source = self.declaration.source
         if source is None or source not in kept:
             return ()
-        return (KeptVectorGiven(source, np.ascontiguousarray(kept[source], dtype=np.int64).tobytes()),)
+        return (KeptVectorGiven(source, np.ascontiguousarray(kept[source], dtype=np.int64).data),)
 
     def _graph(self, broadcast: Mapping[str, Floats], given: Given, size: int | None, *, mapped: bool) -> RowGraph:
         asked = AskGraph(self.label, int(mapped), given.index, int(given.encode is not None), self._kept(given.kept))
@@ -316,7 +316,7 @@ def _elsewhere(_: Floats) -> Floats:
     raise Misuse("A network does not run in the process that holds keys.")
 
 
-def _vector(data: bytes) -> Floats:
+def _vector(data: bytes | memoryview) -> Floats:
     if len(data) % 8:
         raise HostileInput("The bytes given hold no vector.")
     return np.frombuffer(data, np.float64).copy()

@@ -40,7 +40,7 @@ from veilsum_participant.boundary.compiler import (
 from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_privacy.computation.contribution import Evaluations, no_records
 from veilsum_privacy.computation.declared import Given
-from veilsum_privacy.computation.terms import products_to_json
+from veilsum_privacy.computation.said_terms import products_to_json, terms_to_json
 from veilsum_privacy.computation.tried import Tried
 from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.mechanism.requests import MapAt, Request, Trained, Training
@@ -110,7 +110,7 @@ class Compiler:
         for declaration in study.study.tasks:
             try:
                 terms = study.task(declaration.label).terms
-                said.append(TaskSaid(json.dumps(terms.to_json()).encode()))
+                said.append(TaskSaid(json.dumps(terms_to_json(terms)).encode()))
             except HostileInput as error:
                 said.append(TaskSaid(b"", _cut(error.message, WORDS), _cut(error.advice, ADVICE)))
         return StudySaid(tuple(said))
@@ -143,7 +143,7 @@ class Compiler:
         if request.move == LOOK:
             shown = b"".join(model.broadcast(request.label)) if request.label else b""
         elif request.move == BEGIN:
-            model.begin_with(request.data)
+            model.begin_with(bytes(request.data))
         else:
             model.take(request.label, np.frombuffer(request.data, np.int64), request.cohort)
         if request.move != LOOK:

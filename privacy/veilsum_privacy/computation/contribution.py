@@ -25,7 +25,6 @@ from veilsum_privacy.computation.declared import (
     DeclaredTask,
     Encode,
     Given,
-    mapped_records,
 )
 from veilsum_privacy.computation.declared import (
     Note as Note,
@@ -36,12 +35,11 @@ from veilsum_privacy.mechanism.clipping import MAX_VALUES
 from veilsum_privacy.mechanism.factors import FactorSums, FineUnits
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.records import Records, join_batches
-from veilsum_privacy.mechanism.requests import Counts, Trained, answered, block_of
+from veilsum_privacy.mechanism.requests import Trained, block_of
 from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation, OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
-from veilsum_privacy.securesum.array_bytes import in_range
 from veilsum_privacy.study.study import Study
 
 LOG = logging.getLogger("veilsum.participant")
@@ -129,7 +127,7 @@ class Evaluations:
         key = f"{most} {id(given.encode)} {traced}"
         if self._kept is None or self._kept[0] is not agreed or self._kept[1] != key:
             graph = self._graph(agreed, broadcast, given, traced)
-            found = {**maps(agreed.row_maps(broadcast, graph)), **_program(graph, given)}
+            found = {**maps(agreed.row_maps(broadcast, graph)), **programs_of(graph, given)}
             self._kept = None  # one that is let go makes room for the next
             self._kept = agreed, key, Evaluation(graph, found, most)
         self._kept[2].fault = None
@@ -159,7 +157,7 @@ class Evaluations:
         return f"{about} {said.hexdigest()}"
 
 
-def _program(graph: RowGraph, given: Given) -> Mapping[str, OpaqueMap]:
+def programs_of(graph: RowGraph, given: Given) -> Mapping[str, OpaqueMap]:
     """The study's program, where the graph takes it."""
     return {} if given.encode is None or ENCODER not in opaque_names(graph) else {ENCODER: given.encode}
 
@@ -327,7 +325,9 @@ def compute_sum(
         case "derived":
             found = _derive(agreed, broadcast, place)
         case "training":
-            found = _train(plan, batches, broadcast, place, factor, note)
+            from veilsum_privacy.computation.training_round import train
+
+            found = train(plan, batches, broadcast, place, factor, note)
         case _ if one:
             taken = poisson_sample(agreed.declaration.sampling_rate, 1, place.random)
             found = _add_rows(plan, batches, broadcast, place, note)
@@ -385,60 +385,6 @@ def _sampled(agreed: DeclaredTask, batches: Iterable[Records], random: RandomSou
         return records.take(poisson_sample(rate, len(records), random, _unit_subjects(agreed.study, records)))
 
     return batches if rate == 1 else map(sample, batches)
-
-
-def _train(
-    plan: DeclaredPlan,
-    batches: Iterable[Records],
-    broadcast: Mapping[str, Floats],
-    place: SitePlace,
-    factor: float,
-    note: Note,
-) -> SitePart:
-    """A round of training: its requests are answered by noised sums; the first is made before the first record is read."""
-    agreed, terms, counts = plan.task, plan.task.terms, Counts()
-    declared, study = plan.declaration, agreed.study
-    mapped = _mapping(agreed, broadcast, place)
-
-    def load() -> Records:
-        records = join_batches(batches)
-        return records if mapped is None else mapped_records(mapped, records, note)
-
-    if plan.noise.kind == "training":
-        bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
-        steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, terms.step_clip, bound, place.random)
-        training, most = agreed.train(broadcast, place.state, steps.course), rate * study.data.max_records
-        evaluate: _Evaluate = Evaluation if place.evaluations is None else place.evaluations.requested
-        if (elsewhere := place.elsewhere) is not None:
-            evaluate = _elsewhere(evaluate, lambda maps: elsewhere.maps(agreed, broadcast, place.state, maps))
-        trained, counts = answered(training, steps, load, most, unit=study.privacy.unit, evaluate=evaluate)
-        if counts.fault is not None:
-            note(counts.fault)
-    elif place.elsewhere is not None:
-        trained = place.elsewhere.train(agreed, replace(load(), subjects=None), broadcast, place.state, note)
-    else:
-        trained = agreed.train_plainly(replace(load(), subjects=None), broadcast, place.state, note)
-    if trained.vector.shape != (terms.size,) or not np.isfinite(trained.vector).all():
-        raise Misuse("A task gave a vector that is not finite or has the wrong length.")
-    if any(not in_range(array) for array in trained.state.values()):
-        raise Misuse("A task trained something that is not finite, or out of range.")
-    scaled = np.clip(factor * trained.vector / terms.clip, -1.0, 1.0) * plan.declaration.resolution
-    return SitePart(np.rint(scaled).astype(np.int64), counts.clipped, counts.invalid, state=trained.state)
-
-
-def _mapping(agreed: DeclaredTask, broadcast: Mapping[str, Floats], place: SitePlace) -> Evaluation | None:
-    """What the site makes of a record before training is given it; None where that is nothing."""
-    if not agreed.terms.mapped:
-        return None
-    graph = agreed.mapped_graph(broadcast, place.given)
-    return Evaluation(graph, _program(graph, place.given))
-
-
-_Evaluate = Callable[[RowGraph, Mapping[str, OpaqueMap], int], Evaluation]
-
-
-def _elsewhere(evaluate: _Evaluate, maps: Callable[[Mapping[str, OpaqueMap]], Mapping[str, OpaqueMap]]) -> _Evaluate:
-    return lambda graph, given, most: evaluate(graph, maps(given), most)
 
 
 def _add_rows(

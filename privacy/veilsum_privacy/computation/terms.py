@@ -77,25 +77,6 @@ class TaskTerms:
             case _:
                 return declared.grid * study.data.max_records
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values, which :meth:`from_json` reads."""
-        persons = self.persons
-        return {
-            "kind": self.kind,
-            "size": self.size,
-            "clip": float(self.clip),
-            "step_clip": float(self.step_clip),
-            "products": None if self.products is None else products_to_json(self.products),
-            "persons": None
-            if persons is None
-            else [persons.person, persons.at_most, [[place.start, place.stop] for place in persons.categories]],
-            "flags": [self.mapped, self.weighted, self.steers_sites],
-            "site_arrays": list(self.site_arrays),
-            "single_arrays": list(self.single_arrays),
-            "disclosures": list(self.disclosures),
-            "weights": self.weights,
-        }
-
     @staticmethod
     def from_json(value: Any) -> TaskTerms:
         """Read terms that somebody else said; all that they hold is of its type and within its bounds.
@@ -240,11 +221,6 @@ def opaque_names(graph: RowGraph) -> tuple[str, ...]:
 # -- products -----------------------------------------------------------------------------------------------------------------
 
 
-def products_to_json(products: Products) -> list[Any]:
-    """Products as plain values."""
-    return [[_term_to_json(term) for term in products.terms], float(products.clip), products.weighted]
-
-
 def products_from_json(value: Any) -> Products:
     """Read products that somebody else said.
 
@@ -257,16 +233,6 @@ def products_from_json(value: Any) -> Products:
         return Products(tuple(map(_term, terms)), _real(clip), weighted)
     except (TypeError, ValueError, KeyError) as error:
         raise HostileInput("Products of factors are not what they have to be.") from error
-
-
-def _term_to_json(term: Term) -> list[Any]:
-    match term:
-        case Outer():
-            return ["outer", term.left, term.right, term.bias]
-        case Gram():
-            return ["gram", term.given, float(term.weight)]
-        case Entries():
-            return ["entries", term.given, float(term.apart)]
 
 
 def _term(value: Any) -> Term:

@@ -169,7 +169,13 @@ def broadcast_pieces(arrays: Mapping[str, NDArray[Any]], singles: Collection[str
     )
 
 
-def decode_broadcast(data: bytes, singles: Collection[str] = ()) -> dict[str, NDArray[np.float64]]:
+class Broadcast(dict[str, NDArray[np.float64]]):
+    """Arrays of a broadcast by their names, and its bytes."""
+
+    encoded = b""
+
+
+def decode_broadcast(data: bytes, singles: Collection[str] = ()) -> Broadcast:
     """Parse a broadcast; nobody can write to its arrays.
 
     Args:
@@ -180,7 +186,7 @@ def decode_broadcast(data: bytes, singles: Collection[str] = ()) -> dict[str, ND
         HostileInput: not safetensors of arrays of these types, or a value is not finite or larger than any that a task takes.
     """
     if not data:
-        return {}
+        return Broadcast()
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -192,7 +198,8 @@ def decode_broadcast(data: bytes, singles: Collection[str] = ()) -> dict[str, ND
         raise HostileInput("A broadcast holds too many arrays.")
     if any(array.dtype != (np.float32 if name in singles else np.float64) for name, array in arrays.items()):
         raise HostileInput("A broadcast holds arrays of other types than the study states.")
-    found = {name: _lasting(array.astype(np.float64, copy=False)) for name, array in arrays.items()}
+    found = Broadcast((name, _lasting(array.astype(np.float64, copy=False))) for name, array in arrays.items())
+    found.encoded = data
     if not all(map(in_range, found.values())):
         raise HostileInput(f"A broadcast holds something other than numbers up to {LARGEST:g}.")
     return found

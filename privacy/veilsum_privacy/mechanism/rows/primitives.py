@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
 from veilsum_privacy.mechanism.exact import LARGEST, ExactAffine, largest_of
-from veilsum_privacy.mechanism.parts import drawn, hash_is_low
-from veilsum_privacy.mechanism.trees import margin_of, walked
 
 Kind = Literal["real", "whole", "truth"]
 Shape = tuple[int, ...]
@@ -480,6 +478,8 @@ class Leaves(Primitive):
         return Spec((len(features),), "whole")
 
     def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
+        from veilsum_privacy.mechanism.trees import walked
+
         (one,), (features, thresholds) = given, arrays
         return lambda: np.copyto(out, walked(one, features, thresholds))
 
@@ -502,6 +502,8 @@ class Margin(Primitive):
         return Spec(base.shape, "real")
 
     def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
+        from veilsum_privacy.mechanism.trees import margin_of
+
         (one,), (features, thresholds) = given, arrays[:2]
         leaves, base = (each.astype(np.float32) for each in arrays[2:])
         return lambda: np.copyto(out, margin_of(one, features, thresholds, leaves, base))
@@ -531,6 +533,8 @@ class HashIsLow(Primitive):
         return Spec((), "truth")
 
     def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
+        from veilsum_privacy.mechanism.parts import hash_is_low
+
         features, present, label = given
         share = float(arrays[0][0])
         return lambda: np.copyto(out, hash_is_low(features, present, label, share))
@@ -549,6 +553,8 @@ class Drawn(Primitive):
         return Spec((), "real")
 
     def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
+        from veilsum_privacy.mechanism.parts import drawn
+
         features, present, label = given
         salt = int(arrays[0][0])
         return lambda: np.copyto(out, drawn(features, present, label, salt))
