@@ -24,6 +24,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_deploy.simulation.scores import labelled_tests
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.plain import run_plain
+from veilsum_deploy.simulation.scores import labelled_tests
 from veilsum_deploy.simulation.study import draft_of, read_content
 from veilsum_deploy.simulation.sweep import Source
 from veilsum_participant.applying import personal
