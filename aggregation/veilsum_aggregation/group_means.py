@@ -5,7 +5,7 @@ c.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,6 +60,14 @@ class NumberSums:
         """Whether the numbers may all be alike: their variance is within its noise, or rounding."""
         value, error = self.plain_variance()
         return value <= max(2.0 * error, ALIKE)
+
+    @property
+    def at_bounds(self) -> bool:
+        """Whether all numbers may be at a bound, as an event's indicator is: what E(1 - x^2) is lies within its noise, or
+        rounding."""
+        n = self.count
+        short = 1.0 - self.shift - self.square / n
+        return short <= max(2.0 * math.hypot(self.square_std, (1.0 - self.shift) * self.count_std) / n, ALIKE)
 
     @property
     def single(self) -> bool:
@@ -132,8 +140,22 @@ def variance(sums: NumberSums) -> Answer:
     if sums.alike:  # up to half of the share that may be others, as far away as can be
         hidden = min(hidden_share(n), 0.5)
         high = max(high, careful + hidden * (1.0 - hidden) * (1.0 + abs(m)) ** 2)
+    elif sums.at_bounds:
+        least, most = _of_two_values((1.0 + m) / 2.0, n)
+        low, high = min(low, least), max(high, most)
     found = Figure(careful, 0.0, careful * math.sqrt(2.0 / degrees), min(low, careful), max(high, careful))
     return of_both(noise, found).within(0.0, 1.0)
+
+
+def _of_two_values(p: float, n: float) -> tuple[float, float]:
+    """The variances 4 q (1 - q) of -1 and 1 that a share p of n may come from: q in Clopper and Pearson's (1934) interval."""
+    from scipy.special import betaincinv
+
+    events = min(max(p, 0.0), 1.0) * n
+    low = float(betaincinv(events, n - events + 1.0, 0.025)) if events > 0.0 else 0.0
+    high = float(betaincinv(events + 1.0, n - events, 0.975)) if events < n else 1.0
+    ends = [4.0 * q * (1.0 - q) for q in (low, high)]
+    return min(ends), 1.0 if low <= 0.5 <= high else max(ends)
 
 
 def chi_squared_ends(degrees: float) -> tuple[float, float]:
@@ -173,6 +195,10 @@ def kurtosis(m: float, v: float) -> float:
     return max(min(found, (1.0 + abs(m)) ** 2 / v), 1.8)
 
 
+KNOWN_MEAN = "the values of a group are all alike, and its mean is taken as known: of few records, or of an event, it is not"
+"""What is to be known of a test of a group that does not vary."""
+
+
 def equal_means(groups: list[NumberSums]) -> Test | NotEstimable:
     """Welch's (1951) test that all groups have one mean, without assuming equal variances, with the noise in them.
 
@@ -192,7 +218,7 @@ def equal_means(groups: list[NumberSums]) -> Test | NotEstimable:
     # Not the careful variance: a test that rejects too rarely is as wrong as one that rejects too often.
     least = [0.0 if groups[place].exact else LEAST_VARIANCE for place in kept]
     spread = np.array([groups[place].plain_variance()[0] for place in kept])
-    spread = np.clip(spread, least, 1.0 - min(m * m, 0.999))
+    spread = np.clip(spread, least, 1.0)
     flat = spread <= ALIKE
     if np.count_nonzero(flat) > 1:
         return NotEstimable("two groups or more do not vary")
@@ -206,4 +232,5 @@ def equal_means(groups: list[NumberSums]) -> Test | NotEstimable:
     contrasts = np.eye(count)[:-1] - np.eye(count)[-1]
     found = chi_squared(apart[:-1], contrasts * noise @ contrasts.T, contrasts * sampling @ contrasts.T, count - 1, left_out)
     squared = count * count - 1.0
-    return by_f(found, squared / (3.0 * lost), 1.0 + 2.0 * (count - 2.0) / squared * lost)
+    tested = by_f(found, squared / (3.0 * lost), 1.0 + 2.0 * (count - 2.0) / squared * lost)
+    return replace(tested, note=KNOWN_MEAN) if flat.any() and isinstance(tested, Test) else tested

@@ -128,12 +128,15 @@ def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
 
 
 def _told_terms(gram: Floats, spread: Floats, std: float, grain: float) -> tuple[Floats, Floats]:
-    """Combinations of the terms that vary (p, k), and those that do not (p, p - k): with noise by their squares alone."""
+    """Combinations of the terms that vary (p, k), and those that do not (p, p - k): with noise by their squares alone.
+
+    Terms lie in [-1, 1]: what varies less than :data:`FLAT` of that is rounding, and W would be longer than sites take.
+    """
     if std > 0.0:
         told, untold = told_directions(gram, std)
         return told[1:, 1:], untold[1:]
     values, vectors = np.linalg.eigh(spread)
-    flat = values <= max(FLAT * float(values[-1]), grain)
+    flat = values <= max(FLAT, FLAT * float(values[-1]), grain)
     return (vectors[:, ~flat], vectors[:, flat]) if flat.any() else (np.eye(len(spread)), vectors[:, :0])
 
 

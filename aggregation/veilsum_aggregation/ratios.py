@@ -74,6 +74,8 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     less = [-math.log(1.0 - hidden_share(size)) * own for size, own in zip(sizes, alike, strict=True)]
     below, above = (math.hypot(found.half_width, own) for own in less)
     found = replace(found, low=log - below, high=log + above)
+    if any(alike):  # the interval knows more than the errors
+        found = replace(found, significance=math.erfc(abs(log) / found.towards_zero / math.sqrt(2.0)))
     return found.exponential(LARGEST)
 
 
@@ -208,7 +210,8 @@ def pooled_risk_difference(tables: Floats, noise: StrataNoise) -> Answer:
     of_noise = noise.variance(gradient) / bottom.value**2
     if sampling + of_noise <= NO_SPREAD:
         return ALL_OR_NONE
-    return normal_figure(value, of_noise, sampling)
+    found = normal_figure(value, of_noise, sampling)
+    return replace(found.within(-1.0, 1.0), significance=found.p_value)
 
 
 def no_association(tables: Floats, noise: StrataNoise) -> Test | NotEstimable:

@@ -21,7 +21,6 @@ import numpy as np
 
 from evaluations.tables import append_rows, line, mean_with_error, print_table, read_rows
 from veilsum_aggregation.arrays import Floats
-from veilsum_deploy.simulation.scores import labelled_tests
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.plain import run_plain
 from veilsum_deploy.simulation.scores import labelled_tests

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import optimize
 
 from support.neighbours import check_rows_stand_alone
@@ -20,7 +22,7 @@ from veilsum.plan import plan_study
 from veilsum_aggregation.baselines import MOST_PERIODS, Baseline, LifeTable, first_baseline, log_shape
 from veilsum_aggregation.cells import Cells
 from veilsum_aggregation.figures import Figure
-from veilsum_aggregation.hazards import HazardFit, HazardModel, HazardRelease
+from veilsum_aggregation.hazards import FirstSums, HazardFit, HazardModel, HazardRelease, first_model
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.computation.looking import task_rows
@@ -161,6 +163,18 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned() -> None:
     told = {item.quantity: item.half_width for part in plan.parts for item in part.forecasts if item.main}
     assert set(told) == {f"log hazard ratio of {term}" for term in ("age", "size", "arm b")}
     assert np.median(widths) == pytest.approx(told["log hazard ratio of age"], rel=0.5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=5), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_rounding_of_terms_that_do_not_vary_is_no_term(values: list[float], copies: int, seed: int) -> None:
+    """A single complete record, say: what is left of its products is rounding, of which no broadcast can be made."""
+    z, rng = np.array([1.0, *values]), np.random.default_rng(seed)
+    rounded = np.triu(rng.uniform(-1.0, 1.0, (len(z), len(z))) * 2.0**-49)
+    gram = copies * (np.outer(z, z) + rounded + np.triu(rounded, 1).T)
+    table = LifeTable(np.array([1.0, 0.0]), np.zeros(2), copies - 1.0, np.array([0.0, 0.5, 1.0]), 0.0)
+    model = first_model(FirstSums(gram, gram[0].copy(), 0.0, (table,), grain=2.0**-49), 0.0)
+    assert not model.whiten.size
 
 
 @pytest.mark.system

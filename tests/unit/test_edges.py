@@ -197,6 +197,18 @@ def test_an_outcome_that_nobody_or_everybody_has_has_no_coefficients(question: s
     assert epsilon == 0.5 or all("has the event" in figure["not_estimable"] for figure in found.values())
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("question", ["linear", "logistic", "poisson", "cox", "cox, clustered"])
+def test_one_complete_record_of_whatever_values_ends_no_study(question: str) -> None:
+    """Its terms do not vary but for rounding, which is not to be taken for variance."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        alone = {"age": rng.uniform(20, 90), "dose": rng.uniform(-5, 5), "stay": rng.uniform(0, 60), "end": "died"}
+        found = terms(question, RECORDS[:1].assign(**alone))
+        assert found
+        assert all("not_estimable" in figure for term, figure in found.items() if term != "constant")
+
+
 @pytest.mark.parametrize(
     "name", ["separated", "collinear", "constant", "a level that nobody has", "the reference level that nobody has"]
 )

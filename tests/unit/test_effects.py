@@ -61,6 +61,18 @@ def answers(records: Records, request: StudyRequest, seed: int = 0) -> dict[str,
     return dict(METHODS[request.method].run(federation(study, split_records(records, 4), seed)).summary)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_under_noise_no_effect_is_beyond_the_outcomes_bounds(seed: int) -> None:
+    summary = answers(ward(160, seed)[0], request_of(3.0, STAY, DEATH, records=40), seed)
+    for name, most in (("stay", 40.0), ("death", 1.0)):
+        row = summary[name][2]
+        assert row["effect"] == "difference"
+        if "value" in row["value"]:
+            ends = [-most, *(row["value"][key] for key in ("low", "value", "high")), most]
+            assert None not in ends
+            assert ends == sorted(ends)
+
+
 def test_without_noise_it_is_numpys() -> None:
     records, odds, stay, treated, died = ward(6000)
     summary = answers(records, request_of(None, STAY, DEATH))

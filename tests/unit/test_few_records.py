@@ -7,6 +7,8 @@ import lifelines
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.contingency_tables import Table2x2
 from statsmodels.stats.oneway import anova_oneway
@@ -91,6 +93,21 @@ def test_few_records_means_are_compared_by_welchs_test(sizes: tuple[int, ...]) -
         assert found.p_value == pytest.approx(stats.ttest_ind(*groups, equal_var=False).pvalue, rel=1e-7)
 
 
+VALUES = st.one_of(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), st.floats(-1.0, 1.0), st.floats(0.97, 1.0))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(VALUES, min_size=2, max_size=40), min_size=2, max_size=4))
+def test_any_groups_means_are_compared_by_welchs_test(drawn: list[list[float]]) -> None:
+    """However far a group lies from the mean of all: its variance is its own."""
+    groups = [np.array(x) for x in drawn]
+    assume(all(x.std() > 1e-3 for x in groups))
+    found = as_test(group_means.equal_means([exact_sums(x) for x in groups]))
+    expected = anova_oneway(groups, use_var="unequal").pvalue
+    assert found.p_value == pytest.approx(expected, rel=1e-5, abs=1e-12)
+    assert not found.note
+
+
 def test_few_records_means_are_rejected_as_often_as_stated() -> None:
     rng, rejected = np.random.default_rng(2), list[bool]()
     for _ in range(1000):
@@ -106,9 +123,20 @@ def test_means_of_single_records_and_of_groups_that_do_not_vary_are_not_compared
     same, other = (exact_sums(np.full(4, value)) for value in (0.25, -0.5))
     assert isinstance(group_means.equal_means([same, other]), NotEstimable)
     x = np.array([0.1, 0.3, 0.35])
-    assert as_test(group_means.equal_means([same, exact_sums(x)])).p_value == pytest.approx(
-        stats.ttest_1samp(x, 0.25).pvalue, rel=1e-6
-    )
+    known = as_test(group_means.equal_means([same, exact_sums(x)]))
+    assert known.p_value == pytest.approx(stats.ttest_1samp(x, 0.25).pvalue, rel=1e-6)
+    assert "all alike" in known.note
+
+
+@pytest.mark.parametrize("records", [2, 3, 4, 5, 7, 12, 20, 60, 200])
+def test_the_deviation_of_any_events_indicator_covers(records: int) -> None:
+    """Exactly, by the binomial distribution: of 2 to 5 records .70 to .88 were."""
+    numbers = np.arange(records + 1)
+    found = [figure(group_means.variance(exact_sums(np.where(np.arange(records) < k, 1.0, -1.0)))) for k in numbers]
+    for share in (0.003, 0.01, 0.03, 0.09, 0.2, 0.3, 0.5, 0.8, 0.95, 0.99):
+        truth = 4.0 * share * (1.0 - share)
+        held = np.array([each.low <= truth <= each.high for each in found])
+        assert stats.binom.pmf(numbers, records, share) @ held >= 0.95
 
 
 @pytest.mark.parametrize("records", [3, 5, 12])

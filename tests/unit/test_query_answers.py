@@ -96,6 +96,15 @@ def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
     return row
 
 
+def test_missing_values_by_group_are_of_all_other_columns() -> None:
+    records, data = records_of(300)
+    summary = run(compiled(None, query=[{"kind": "missing", "by": "arm"}]), records)
+    assert {row["column"] for row in summary["missing"]} == {"age", "stay", "sex", "end", "age_group"}
+    for arm, level in enumerate("ab"):
+        wanted = np.isnan(data["age"][data["arm"] == arm]).sum()
+        assert find(summary["missing"], arm=level, column="age")["missing"]["value"] == pytest.approx(wanted)
+
+
 def test_answers_without_noise_are_numpys() -> None:
     records, data = records_of(4000)
     summary = run(compiled(None), records)

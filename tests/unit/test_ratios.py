@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 from statsmodels.stats.contingency_tables import StratifiedTable, Table2x2
@@ -137,6 +139,28 @@ def test_the_variance_of_a_pooled_risk_difference_is_satos() -> None:
     found = figure(pooled_risk_difference(strata, StrataNoise(0.0)))
     assert found.value == pytest.approx(top / bottom)
     assert found.sampling_error**2 == pytest.approx((top / bottom * p + q) / bottom**2)
+
+
+COUNTS = st.lists(st.integers(0, 40), min_size=4, max_size=4).map(lambda cells: np.array(cells, dtype=float).reshape(2, 2))
+
+
+@settings(max_examples=300, deadline=None)
+@given(COUNTS, st.sampled_from([0.0, 0.3]))
+def test_a_risk_ratio_is_significant_where_its_interval_has_no_1(table: Floats, std: float) -> None:
+    """Also where all of a group have the event, which of three exposed is no surprise."""
+    found = risk_ratio(table, std)
+    assume(isinstance(found, Figure))
+    nearest = min(abs(math.log(figure(found).low)), abs(math.log(figure(found).high)))
+    assume(nearest > 1e-6)
+    assert (figure(found).p_value < 0.05) == (not figure(found).low <= 1.0 <= figure(found).high)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(COUNTS, min_size=1, max_size=4), st.sampled_from([0.0, 1.5, 4.5]))
+def test_a_difference_of_risks_lies_between_all_and_none(strata: list[Floats], std: float) -> None:
+    for found in (pooled_risk_difference(np.stack(strata), StrataNoise(std)), risk_difference(strata[0], std)):
+        if isinstance(found, Figure):
+            assert -1.0 <= found.low <= found.value <= found.high <= 1.0
 
 
 @pytest.mark.parametrize("place", range(4))

@@ -75,12 +75,13 @@ class Effect(OutcomeKind):
 
         outcome, name = self.outcome, self.groups[0].key
         half, middle, unit = (outcome.half, outcome.middle, outcome.unit) if self.event is None else (1.0, 0.0, "")
+        least_mean = -1.0 if self.event is None else 0.0
         arms = list[WeightedSums]()
         for (weights, outcomes), (one, linear, square) in zip(part.block("sums"), part.block("squares"), strict=True):
             squares = float(one), float(linear), float(square)
             stds = part.std("sums"), part.std("squares")
             arms.append(WeightedSums(float(weights), float(outcomes), squares, *stds, self.largest))
-        means = [arm.mean(share=self.event is not None) for arm in arms]
+        means = [arm.mean(share=self.event is not None).within(least_mean, 1.0) for arm in arms]
         levels = [group[name] for group in self.group_levels()]
         least = min((arm.effective() or 0.0 for arm in arms), default=0.0)
         for level, arm, mean in zip(levels, arms, means, strict=True):

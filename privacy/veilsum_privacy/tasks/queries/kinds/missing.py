@@ -20,7 +20,7 @@ class Missing(QueryKind):
 
     @classmethod
     def defaults(cls, query: Query, columns: Columns) -> dict[str, Any]:
-        return {"over": tuple(name for name in columns.domains if name not in columns.imputed)}
+        return {"over": tuple(name for name in columns.domains if name not in columns.imputed and name not in query.by)}
 
     def prepare(self, query: Query, columns: Columns) -> None:
         if not query.over:
