@@ -120,7 +120,7 @@ def test_a_process_that_has_loaded_numpy_verifies_it_to_the_bit(made: Path, name
     found = verify_result(made / name, authority(made))
     assert found.comparison.exact
     assert found.replayed
-    assert not look_at(made / name, authority(made)).rounded
+    assert not look_at(made / name, authority(made), found.study.digest).rounded
 
 
 def test_a_process_of_its_own_is_asked_where_loops_differ(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ PROTOCOL_5 = DATA.with_name("results-protocol-5.tar.gz")
 """Written by the code of commit a95c370c, the last that spoke version 5 of the protocol: four studies over four sites."""
 
 LAST_BITS = 1e-12
-"""Their coordinators computed by whatever loops their processor had, those of AVX-512; without it 3.9e-14 was the most seen."""
+"""Their coordinators computed by the loops that their processors had, of AVX-512; without it 3.9e-14 was the most seen."""
 
 PROVEN = ("fedavg", "fedpft", "fedsgd", "slot-align")
 FORMER = {"federated-evaluation": "model-tables", "o-fedavg": "ridge-head", "statistics": "tables"}
