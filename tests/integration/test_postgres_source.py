@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_structure, load_records, sources
 from veilsum_participant.data import local as local_module
 from veilsum_participant.data.local import LocalDatasets
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.sources import opened, read_table
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.config import load_participant_config
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -41,7 +42,7 @@ from veilsum_participant.settings.query import SourceQuery, origin
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.mechanism.records import join_batches
-from veilsum_privacy.study.schema import DatasetSchema, DateColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
@@ -90,6 +91,44 @@ def test_each_type_becomes_what_a_file_would_hold(url: str, tmp_path: Path) -> N
     parquet.write_table(table, tmp_path / "whole.parquet")
     want = rows_of(read_table(tmp_path / "whole.parquet", schema, subject="who"))
     assert [(float(row[0]) if row[0] else None, *row[1:]) for row in rows_of(found)] == want  # NUMERIC comes as text
+
+
+NUMBERS = {
+    "numeric": ["1.10", "-0", "1e20", "123456789012345678901234567890.123", "'NaN'", "'Infinity'", "0.30000000000000004"],
+    "numeric(5, 2)": ["999.9", "1", "-1.5"], "numeric(3, -2)": ["12300"], "numeric(38, 20)": ["0.00000000000000000001"],
+    "real": ["999.9", "1.1", "'NaN'", "'-Infinity'", "1e-40"], "double precision": ["0.1", "'NaN'", "'Infinity'", "1e300"],
+    "smallint": ["'-32768'"], "int": ["2147483647"], "bigint": ["9007199254740993", "'-9223372036854775808'"],
+    "positive": ["3"],
+}  # fmt: skip
+TEXTS = {
+    "char(8)": ["'ab'", "'042'", "' x'"], "varchar(8)": ["'ab '", "'1E1'"], "text": ["'  a'", "'é'", "''", "'042'"],
+    '"char"': ["'a'"], "name": ["'abc'"], "mood": ["'sad'", "'042'"], "short": ["'x '"], "json": ["'1'", "'{\"a\":1}'"],
+    "jsonb": ["'1.10'", "'{\"a\": 1}'"], "uuid": ["'550E8400-e29b-41d4-a716-446655440000'"], "boolean": ["true", "false"],
+}  # fmt: skip
+
+
+def test_a_column_means_what_the_server_writes_of_it(url: str) -> None:
+    """At once and in parts, which are two ways of the driver: numbers to the last digit, texts but for spaces around them."""
+    schema = DatasetSchema(columns=(CategoryColumn(name="v", categories=("a", "b")),), max_records=9)
+    execute(
+        url,
+        "CREATE TYPE mood AS ENUM ('sad', '042')",
+        "CREATE DOMAIN positive AS int CHECK (value > 0)",
+        "CREATE DOMAIN short AS varchar(4)",
+    )
+    for place, (kind, cells) in enumerate({**NUMBERS, **TEXTS}.items()):
+        rows = [f"INSERT INTO t{place} VALUES ({number}, {cell}::{kind})" for number, cell in enumerate([*cells, "NULL"])]  # noqa: S608
+        execute(url, f"CREATE TABLE t{place} (n int, v {kind})", *rows)
+        with psycopg.connect(url) as server:
+            told = [text for (text,) in server.execute(f"SELECT v::text FROM t{place} ORDER BY n").fetchall()]  # type: ignore[arg-type]  # noqa: S608
+        source = query(url, f"SELECT v FROM t{place} ORDER BY n")  # noqa: S608
+        with opened(source, schema) as tables:
+            parts = [cell for part in tables.read(2) for cell in part.columns["v"].to_pylist()]
+        for found in (read_table(source, schema).columns["v"].to_pylist(), parts):
+            means = Decimal if kind in NUMBERS else str.strip
+            assert [cell if cell is None else str(means(cell)) for cell in found] == [
+                text if text is None else str(means(text)) for text in told
+            ], kind
 
 
 SCALES = ("7", "7.0", "7.00", "70", "70.000", "0.7", "0.70", "-7", "-7.0", "0", "0.00", "1e20", "100000000000000000000.0")
