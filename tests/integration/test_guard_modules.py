@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -30,14 +32,16 @@ STRANGERS = (
     "veilsum_participant.data", "veilsum_participant.front", "veilsum_participant.cli",
     "veilsum_participant.protocol.decisions", "veilsum_participant.protocol.endorsement", "veilsum_participant.settings.query",
     "veilsum_participant.session.hooks", "veilsum_privacy.ledger.summary", "veilsum_privacy.ledger.comparison",
-    "veilsum_node.database_places", "veilsum_participant.settings.config", "veilsum_participant.settings.dataset_config",
+    "veilsum_node.database_places", "veilsum_node.process.system_calls", "veilsum_participant.session.whole",
+    "veilsum_privacy.computation.said_terms", "veilsum_participant.settings.config",
+    "veilsum_participant.settings.dataset_config",
     "veilsum_participant.settings.telling", "veilsum_participant.worker.verifying", "veilsum_privacy.ledger.keys",
     "veilsum_privacy.ledger.rules", "veilsum_privacy.ledger.verification", "veilsum_privacy.ledger.walking",
     "veilsum_privacy.backup.commands", "veilsum_privacy.dossier", "veilsum_node.process.console", "veilsum_coordinator",
 )  # fmt: skip
 """What does not belong beside keys and ledger."""
 
-OF_NODE = 3_350
+OF_NODE = 3_160
 """Lines of node, beside ours."""
 
 
@@ -56,30 +60,102 @@ class WatchedGuard(Processes):
         return Process(arguments, directory / "log", {"PYTHONPATH": tests})
 
 
-def modules_after(place: Path, names: list[str]) -> dict[str, str]:
-    """Modules of a guard by name with their files, after these studies."""
+_N = TypeVar("_N", bound=Processes)
+
+
+def federation(of: type[_N], place: Path) -> _N:
+    """One whose watched site is in processes."""
     data = make_data(NAMES, 24, WIDTH)
-    network = WatchedGuard(
-        place, data, waits=WAITS, budget=(None, 1e-5), max_peer_streams=16, disclosures=("joint", "per-site")
-    )
+    network = of(place, data, waits=WAITS, budget=(None, 1e-5), max_peer_streams=16, disclosures=("joint", "per-site"))
     results = load_coordinator_config(network.kit.coordinator.directory / "coordinator.toml").state / "results"
     results.mkdir(parents=True)
     (network.kit.directory / "results").symlink_to(results)  # where a study of an evaluation puts the model that it names
     config = network.directory(WATCHED) / "participant.toml"
     config.write_text(config.read_text().replace('isolation = "none"', 'isolation = "processes"'))
+    return network
+
+
+def end_studies(network: Processes, names: list[str]) -> None:
+    """Have these studies run to their ends."""
+    network.heal()
+    for name in names:
+        network.forget_cohorts()
+        key = network.submit(STUDIES[name](network))  # type: ignore[arg-type]
+        status = network.await_end(key)
+        assert status.phase == "finished", f"{name}: {status.reason}"
+
+
+def modules_after(place: Path, names: list[str]) -> dict[str, str]:
+    """Modules of a guard by name with their files, after these studies."""
+    network = federation(WatchedGuard, place)
     try:
-        network.heal()
-        for name in names:
-            network.forget_cohorts()
-            key = network.submit(STUDIES[name](network))  # type: ignore[arg-type]
-            status = network.await_end(key)
-            assert status.phase == "finished", f"{name}: {status.reason}"
+        end_studies(network, names)
         network.participants[WATCHED].terminate()
         wait_for(network.told.exists, "what the guard had loaded")
         found: dict[str, str] = json.loads(network.told.read_text())
         return found
     finally:
         network.stop()
+
+
+HELD = (
+    "veilsum_privacy.ledger.", "veilsum_privacy.backup.", "veilsum_node.database.", "veilsum_node.state_lock.",
+    "veilsum_participant.site.", "veilsum_participant.store.", "veilsum_participant.protocol.", "veilsum_participant.session.",
+    "tenseal.", "veilsum_coordinator.",
+)  # fmt: skip
+"""What only a guard has: ledger, store, keys' use and the protocol."""
+
+NETWORK = (
+    "grpc.", "google.protobuf.", "veilsum_participant.front.", "veilsum_node.transport.channel.",
+    "veilsum_node.transport.connection.", "veilsum_node.transport.dialling.", "veilsum_node.transport.greeting.",
+    "veilsum_node.transport.handshake.", "veilsum_node.transport.route.",
+)  # fmt: skip
+
+NEIGHBOURS = {
+    "front": (
+        *HELD, "numpy.", "torch.", "sqlalchemy.", "veilsum_privacy.", "veilsum_aggregation.", "veilsum_participant.data.",
+        "veilsum_participant.worker.", "veilsum_participant.settings.",
+    ),
+    "reader": (*HELD, *NETWORK, "torch.", "veilsum_privacy.securesum.", "veilsum_privacy.tasks.", "veilsum_privacy.training."),
+    "compiler": (*HELD, *NETWORK, "sqlalchemy.", "duckdb.", "veilsum_participant.data.", "veilsum_participant.settings."),
+    "maps": (*HELD, *NETWORK, "sqlalchemy.", "duckdb."),
+}  # fmt: skip
+"""What each process beside the guard never loads."""
+
+SEEN = ("veilsum_participant.boundary.",)
+"""What all of them load."""
+
+
+class WatchedNeighbours(Processes):
+    """A federation of which one site's processes say what they import."""
+
+    def launch(self, role: str, directory: Path) -> Process:
+        if directory != self.directory(WATCHED):
+            return super().launch(role, directory)
+        watched = json.dumps(sorted({*SEEN, *(name for names in NEIGHBOURS.values() for name in names)}))
+        arguments = ["-P", "-m", "support.importing", watched, str(directory / f"{role}.toml")]
+        return Process(arguments, directory / "log", {"PYTHONPATH": str(Path(__file__).parents[1])})
+
+
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        pytest.param(["statistics", "fedsgd"], {"front", "reader", "compiler"}, id="a few"),
+        pytest.param(list(STUDIES), set(NEIGHBOURS), id="every way of every method", marks=pytest.mark.system),
+    ],
+)
+def test_no_process_beside_the_guard_loads_what_it_is_not_for(tmp_path: Path, names: list[str], roles: set[str]) -> None:
+    if reason := unconfinable():
+        pytest.skip(reason)
+    network = federation(WatchedNeighbours, tmp_path)
+    try:
+        end_studies(network, names)
+    finally:
+        network.stop()
+    told = re.findall(r" (\w+): imports ([\w.]+);", (network.directory(WATCHED) / "log").read_text())
+    assert {role for role, name in told if f"{name}.".startswith(SEEN)} >= roles
+    strangers = {(role, name) for role, name in told if f"{name}.".startswith(NEIGHBOURS.get(role, ()))}
+    assert not strangers, sorted(strangers)
 
 
 def lines(modules: dict[str, str], *, node: bool) -> int:
@@ -93,7 +169,7 @@ def lines(modules: dict[str, str], *, node: bool) -> int:
 @pytest.mark.parametrize(
     ("names", "most"),
     [
-        pytest.param(["statistics", "fedsgd"], 21_480, id="a few"),
+        pytest.param(["statistics", "fedsgd"], 21_260, id="a few"),
         pytest.param(list(STUDIES), 22_050, id="every way of every method", marks=pytest.mark.system),
     ],
 )
