@@ -118,7 +118,7 @@ def rows_by_name(values: Any, column: str, what: str) -> dict[str, NDArray[np.in
     Raises:
         DataError: a record names none, two names are alike, or there are fewer than two.
     """
-    numbers, missing = number_subjects(values)
+    numbers, missing = number_subjects([values])
     if missing.any():
         raise DataError(
             f"{counted(int(missing.sum()), 'record')} name no {what} in {column!r}.", "Fill the column in, or leave them out."

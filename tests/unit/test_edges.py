@@ -304,7 +304,7 @@ def test_no_columns_name_takes_the_place_of_what_a_row_tells(name: str) -> None:
     rows = [row for rows in usual.values() if isinstance(rows, list) for row in rows]
     columns = {column.name for column in question.schema.columns}
     told = {key for row in rows if "query" not in row and "levels" not in row and "term" not in row for key in row}
-    without_groups = {"association_kept", "at_bound", "r_squared"}
+    without_groups = {"association_kept", "at_bound", "r_squared", "records"}
     assert told - columns - without_groups == FIELDS
     schema = question.schema.model_copy(
         update={

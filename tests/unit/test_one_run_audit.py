@@ -41,6 +41,7 @@ from veilsum_privacy.computation.contribution import SitePart, SitePlace, no_rec
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.mechanism import noise, steps
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol
+from veilsum_privacy.securesum.agreed import SumPlan
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import RoundPlan
@@ -194,7 +195,7 @@ def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(self: RoundPlan, total: Any, index: int, source: Any) -> Any:
         return plain(self, 2 * total, index, source)
 
-    monkeypatch.setattr(RoundPlan, "noised", twice)
+    monkeypatch.setattr(SumPlan, "noised", twice)
 
 
 def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +460,7 @@ def test_an_encrypted_sum_that_opens_to_something_else_is_refused(monkeypatch: p
 
 
 def test_a_value_outside_the_own_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RoundPlan, "noised", lambda self, total, index, source: total + 1)
+    monkeypatch.setattr(SumPlan, "noised", lambda self, total, index, source: total + 1)
     with pytest.raises(Misuse, match="where it has no noise"):
         run(RELEASES["per site"]())
 
