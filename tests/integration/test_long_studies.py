@@ -1,4 +1,5 @@
 """What a step asks of the parties' databases does not depend on how many steps, or studies, lie behind it: counted, not timed.
+Of a step that is over the coordinator keeps as much for many members as for few, but for a pointer to each one's name.
 
 SQLite says how many instructions each statement takes. What grows in a row is written again and again, so the bytes that
 statements carry are counted too.
@@ -6,10 +7,13 @@ statements carry are counted too.
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -131,3 +135,41 @@ def test_a_study_asks_no_more_of_databases_than_those_before_it(meter: Meter, tm
         meter.passed()
     early, late = meter.stretches
     assert_alike(early, late, 0)
+
+
+def reached(roots: Iterable[object]) -> dict[int, int]:
+    """Sizes in bytes of all objects that can be reached, by their address."""
+    found: dict[int, int] = {}
+    waiting = list(roots)
+    while waiting:
+        item = waiting.pop()
+        if id(item) not in found and not isinstance(item, type | ModuleType | FunctionType):
+            found[id(item)] = sys.getsizeof(item)
+            waiting += gc.get_referents(item)
+    return found
+
+
+def kept_of_a_step(directory: Path, sites: str) -> int:
+    """Bytes that a coordinator keeps of one step alone, once it is over."""
+    bed = make_bed(directory, make_clusters(sites, WIDTH, CLASSES))
+    parameters = {"steps": 6, "centre": False}
+    request = make_request(schema_of(WIDTH, CLASSES, 200), "fedsgd", 3.0).model_copy(update={"parameters": parameters})
+    federation = bed.local.prepare(bed.local.submit(bed.compile(request), bed.analyst))
+    asked, rounds, sizes = federation.sum, federation._machine.rounds, list[int]()
+
+    def measured(*arguments: Any, **keywords: Any) -> Any:
+        release = asked(*arguments, **keywords)
+        known = reached(rounds[:-1])
+        sizes.append(sum(size for address, size in reached(rounds).items() if address not in known))
+        return release
+
+    federation.sum = measured  # type: ignore[method-assign]
+    run_study(bed.hub, federation._machine.digest, federation, directory / "results")
+    assert len(sizes) == 6
+    return min(sizes[1:])
+
+
+def test_of_each_member_of_a_step_no_more_than_a_pointer_is_kept(tmp_path: Path) -> None:
+    few, many = (kept_of_a_step(tmp_path / sites, sites) for sites in ("abc", "abcdefghij"))
+    assert 300 < few < 3000
+    assert many <= few + 8 * 7  # a pointer to each further member's name
