@@ -29,6 +29,8 @@ class Cohorts:
         self.attempts = 0
         self._steady = steady  # what waits are measured by
         self._study, self._members, self._waits, self._clock = study, members, waits, clock
+        self._everyone = frozenset(study.participants)
+        self._seated: tuple[tuple[str, bytes], ...] = ()  # as it was last; past rounds share this and the line above
         self._strict: dict[frozenset[str], tuple[str, ...]] = {}  # cohort by who may be in it
 
     def allowed(self, members: Collection[str] | None) -> frozenset[str]:
@@ -37,10 +39,10 @@ class Cohorts:
         Raises:
             StateError: the study does not name all of them.
         """
-        allowed = frozenset(self._study.participants if members is None else members)
-        if strangers := allowed.difference(self._study.participants):
+        allowed = self._everyone if members is None else frozenset(members)
+        if strangers := allowed - self._everyone:
             raise StateError(f"A round is asked of {', '.join(sorted(strangers))}, which the study does not name.")
-        return allowed
+        return self._everyone if allowed == self._everyone else allowed
 
     def consented(self, allowed: frozenset[str], cohort: tuple[str, ...]) -> None:
         """A cohort consented: where the study allows one cohort only, it is this one from here on."""
@@ -73,11 +75,13 @@ class Cohorts:
             left = f"the {len(names)} participants that are left"
             raise CohortError(f"{found} of {left} could take their masks apart; it must need {needed}")
         self.attempts += 1
+        if (seated := tuple((name, seats[name].nonce) for name in names)) != self._seated:
+            self._seated = seated
         return Assignment(
             number,
             self.attempts,
             label,
-            tuple((name, seats[name].nonce) for name in names),
+            self._seated,
             broadcast_digest(broadcast),
             self._clock() + self._waits.contribute + self._waits.check + self._waits.consent,
         )

@@ -8,7 +8,7 @@ sees masked, encrypted contributions and, at the end, a sum that all members con
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 
@@ -221,6 +221,7 @@ class Round:
         self.answers, self.consents, self.agreed = {}, {}, {}
         self.received, self.countersigned, self.fixed = self.bytes_received, None, None
         self.accumulator.uploads = {}
+        self.assignment = replace(self.assignment)  # without its bytes as they were sent
 
     def receipt(self, name: str, told: ReceiptPart, roster: Roster, last: int) -> None:
         """Take the receipt that ends an upload: what its sender must have signed for this attempt and for what was received.

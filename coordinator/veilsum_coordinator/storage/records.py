@@ -22,7 +22,6 @@ from sqlalchemy import (
     Text,
     bindparam,
     delete,
-    func,
     insert,
     select,
     update,
@@ -30,6 +29,7 @@ from sqlalchemy import (
 
 from veilsum_coordinator.storage.long_values import METADATA, SUM_PIECES, drop_pieces, read_whole
 from veilsum_coordinator.storage.messages import box_message, enrolment_message, parse_boxes, parse_enrolment
+from veilsum_privacy.ledger.kept_receipts import last_numbers
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.ledger.tables import receipt_table
 from veilsum_privacy.securesum.boxes import Box
@@ -346,7 +346,7 @@ def read_kept(connection: Connection, study: bytes) -> KeptStudy:
         enrolments={row["name"]: parse_enrolment(row["enrolment"]) for row in members},
         boxes={row["name"]: parse_boxes(row["boxes"]) for row in sealed},
         rounds=[_round(connection, row, releases.get(row["round"])) for row in rounds],
-        numbers=_numbers(connection, study),
+        numbers=last_numbers(connection, study),
     )
 
 
@@ -410,10 +410,3 @@ def read_consents(connection: Connection, context: bytes) -> dict[str, bytes]:
 def read_receipts(text: str) -> list[SignedReceipt]:
     """A sum's receipts, in the cohort's order."""
     return [SignedReceipt(bytes.fromhex(body), bytes.fromhex(signature)) for body, signature in json.loads(text)]
-
-
-def _numbers(connection: Connection, study: bytes) -> dict[str, int]:
-    """Numbers of the members' last receipts that were shown; they rise from attempt to attempt, whoever takes part."""
-    columns = receipt_table.c
-    query = select(columns.participant, func.max(columns.number)).where(columns.study == study.hex())
-    return {str(name): int(number) for name, number in connection.execute(query.group_by(columns.participant))}

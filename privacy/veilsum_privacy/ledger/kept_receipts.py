@@ -24,8 +24,7 @@ def check_numbers(connection: Connection, checked: Sequence[CheckedReceipt]) -> 
     Raises:
         HostileInput: a number was seen before: the receipt is replayed, or its signer's ledger was rewound.
     """
-    rows = connection.execute(_NUMBERS, {"study": checked[0].receipt.study.hex()})
-    seen = {str(name): int(number) for name, number in rows}
+    seen = last_numbers(connection, checked[0].receipt.study)
     for item in checked:
         name, number = item.receipt.participant, item.receipt.number
         if number <= seen.get(name, 0):
@@ -35,11 +34,18 @@ def check_numbers(connection: Connection, checked: Sequence[CheckedReceipt]) -> 
             )
 
 
-_NUMBERS = (
-    select(_COLUMNS.participant, func.max(_COLUMNS.number))
-    .where(_COLUMNS.study == bindparam("study"))
-    .group_by(_COLUMNS.participant)
-)
+def last_numbers(connection: Connection, study: bytes) -> dict[str, int]:
+    """The highest receipt number that is kept of each signer in a study; they rise from attempt to attempt."""
+    return {str(name): int(number) for name, number in connection.execute(_NUMBERS, {"study": study.hex()})}
+
+
+# From signer to signer along the index: to group the rows reads every receipt of every step that was taken.
+_HERE = _COLUMNS.study == bindparam("study")
+_FIRST = select(func.min(_COLUMNS.participant).label("name")).where(_HERE).cte("signers", recursive=True)
+_NEXT = select(func.min(_COLUMNS.participant)).where(_HERE, _COLUMNS.participant > _FIRST.c.name).scalar_subquery()
+_SIGNERS = _FIRST.union_all(select(_NEXT).where(_FIRST.c.name.is_not(None)))
+_LAST = select(func.max(_COLUMNS.number)).where(_HERE, _COLUMNS.participant == _SIGNERS.c.name).scalar_subquery()
+_NUMBERS = select(_SIGNERS.c.name, _LAST).where(_SIGNERS.c.name.is_not(None))
 _KEEP = insert(receipt_table)
 _KEEP_CERTIFICATE = insert(certificate_table)
 _KNOWN = select(certificate_table.c.fingerprint).where(
