@@ -19,7 +19,10 @@ class SystemRandom:
     """The operating system's cryptographic generator."""
 
     def bytes(self, count: int) -> bytes:
-        return os.urandom(count)
+        drawn = os.urandom(count)
+        if len(drawn) != count:  # less would be a weak key, or an entry that breaks the ledger
+            raise OSError("The operating system gave fewer random bytes than were asked for.")
+        return drawn
 
 
 SYSTEM_RANDOM = SystemRandom()

@@ -7,6 +7,7 @@ records and with odd ones: it must say the same.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -145,6 +146,65 @@ def test_a_query_on_parquet_folders(tmp_path: Path) -> None:
     parquet.write_table(table(ROWS[2:], pa.float32()), tmp_path / "it's" / "2.parquet")
     with pytest.raises(DataError, match=r"are not those of 1\.parquet"):
         check_structure(query, SCHEMA, subject="who")
+
+
+INFERRED: dict[str, tuple[list[Any], str]] = {
+    "numbers": ([pa.array([1, 2]), pa.array([1.5, None]), pa.nulls(2)], "CAST(x AS DOUBLE)"),
+    "long numbers": ([pa.array([2**60, -(2**60)]), pa.array([float("nan"), 1e308]), pa.nulls(2)], "CAST(x AS DOUBLE) + 1"),
+    "texts": ([pa.array(["7", ""]), pa.nulls(2)], "length(trim(x))"),
+    "days": ([pa.array([dt.date(2024, 2, 29), None]), pa.nulls(2)], "year(CAST(x AS DATE))"),
+    "times": ([pa.array([0, None], pa.timestamp("us")), pa.nulls(2)], "year(CAST(x AS TIMESTAMP))"),
+    "truths": ([pa.array([True, None]), pa.nulls(2)], "CAST(x AS INTEGER)"),
+}
+"""What a column may be in files that were written without types, by what its records hold; and what is asked of it."""
+
+
+@pytest.mark.parametrize("files", [1, 2, 3])
+@pytest.mark.parametrize("column", INFERRED)
+def test_what_a_writer_infers_from_records_decides_on_no_query(tmp_path: Path, column: str, files: int) -> None:
+    """Whichever types it found in which file, the query yields what it does where all files have the widest one."""
+    found, asked = INFERRED[column]
+    wide = found[1 if len(found) > 2 else 0].type
+    for number, chosen in enumerate(itertools.product(found, repeat=files)):
+        yields = []
+        for written in (chosen, [part.cast(wide, safe=False) for part in chosen]):
+            folder = tmp_path / f"{number} {len(yields)}"
+            folder.mkdir()
+            for place, part in enumerate(written):
+                parquet.write_table(pa.table({"x": part}), folder / f"{place}.parquet")
+            query = SourceQuery("records", f"SELECT {asked} AS age FROM t", files={"t": folder})  # noqa: S608
+            check_structure(query, AGES)
+            yields.append([str(row) for row in rows_of(read_table(query, AGES))])
+        assert yields[0] == yields[1]
+
+
+AGES = DatasetSchema(columns=SCHEMA.columns[:1])
+
+
+def alike(subjects: Any) -> list[int]:
+    """Which records are of one person, whatever number that has."""
+    return np.unique(subjects, return_inverse=True)[1].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("chosen", list(itertools.product(range(3), repeat=3)))
+def test_what_a_writer_infers_from_records_decides_on_no_folder(tmp_path: Path, chosen: tuple[int, ...]) -> None:
+    """Of numbers of persons, and of ages, of which some file lacks one or all."""
+    parts = [pa.array([3, 1, 3, 2**53]), pa.array([1.0, None, 3.0, 7.5]), pa.nulls(4)]
+    for folder, wide in (("inferred", None), ("stated", pa.float64())):
+        (tmp_path / folder).mkdir()
+        for place, which in enumerate(chosen):
+            part = parts[which] if wide is None else parts[which].cast(wide)
+            parquet.write_table(pa.table({"who": part, "age": part}), tmp_path / folder / f"{place}.parquet")
+        check_structure(tmp_path / folder, AGES, subject="who")
+    inferred, stated = (load_records(tmp_path / folder, AGES, "who")[0] for folder in ("inferred", "stated"))
+    assert alike(inferred.subjects) == alike(stated.subjects)
+    np.testing.assert_array_equal(inferred.features, stated.features)
+    for rows in (2, 5, 100):
+        streamed = [
+            [(alike(batch.subjects), batch.features.tolist()) for batch in read]
+            for read in (stream_records(tmp_path / folder, AGES, "who", rows=rows) for folder in ("inferred", "stated"))
+        ]
+        assert streamed[0] == streamed[1]
 
 
 def test_columns_that_no_file_has_become_what_a_file_would_hold(tmp_path: Path) -> None:

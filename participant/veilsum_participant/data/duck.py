@@ -55,6 +55,7 @@ _FREE = threading.Condition()
 _PATIENCE = 20.0
 """Seconds that the end of the process waits for queries that are stopped."""
 _ending = threading.Event()
+_INFERRED = {pa.null(), pa.int64(), pa.float64()}
 _MISREAD = {"UHUGEINT", "BIT"}
 """DuckDB's types that Arrow takes for others: 2^128 - 1 for -1, bits for letters."""
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
@@ -192,7 +193,7 @@ def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> tuple[
             parts, columns = _parts(path, zones)
             files += map(Path, parts)
             connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
-            found = connection.read_parquet(parts).project(columns)
+            found = connection.read_parquet(parts, union_by_name=len(parts) > 1).project(columns)
             found.limit(0).create(name) if empty else found.create_view(name)
     if len(zones) == 1:  # else days are those of UTC
         (zone,) = zones
@@ -377,20 +378,26 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int, int]:
 def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
     """The Parquet files that a path means, which have to be alike, and the columns that a query may see; adds their zones.
 
+    Alike but for what software that is told no types finds by what a record lacks: integers are fractions where one of the
+    files has these, and a column of nothing is of the others' type.
+
     Not those of which only Arrow's note tells that their integers are none, such as durations: DuckDB does not read it.
     """
     found = ParquetReader(path).layout()
     _told_apart(str(path), found[0].schema.names)
+    kinds = {name: {pa.null()} for name in found[0].schema.names}
     for other in found:
-        if not other.schema.equals(found[0].schema):
+        for held, kind in zip(kinds.values(), other.schema.types, strict=False):
+            held.add(kind)
+        if other.schema.names != [*kinds] or not all(len(held) < 3 or held == _INFERRED for held in kinds.values()):
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
     if odd_name := next((one.label for one in found if glob.has_magic(one.label)), ""):
         told = f"{odd_name}: has *, ? or [ in its name, which DuckDB takes for other files' names."
         raise DataError(told, "Rename it, or the folder above it.")
-    zones |= {field.type.tz for field in found[0].schema if getattr(field.type, "tz", None)}
-    odd = [field.name for field in found[0].schema if isinstance(field.type, pa.DurationType | pa.OpaqueType)]
-    if len(odd) == len(found[0].schema):
+    zones |= {kind.tz for held in kinds.values() for kind in held if getattr(kind, "tz", None)}
+    odd = [name for name, held in kinds.items() if any(isinstance(kind, pa.DurationType | pa.OpaqueType) for kind in held)]
+    if len(odd) == len(kinds):
         raise DataError(f"{path}: none of its columns holds numbers or texts.", "Store these.")
     hidden = ", ".join(f'"{name.replace(chr(34), 2 * chr(34))}"' for name in odd)
     return [one.label for one in found], f"* EXCLUDE ({hidden})" if odd else "*"

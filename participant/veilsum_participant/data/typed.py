@@ -119,6 +119,8 @@ def is_numeric(kind: Any) -> bool:
 def common(kinds: Sequence[Any], *, numbered: bool) -> bool:
     """Whether parts of these Arrow types make one column of numbers or texts; one of nothing but nulls goes with any.
 
+    Integers go with fractions, for that a record lacks its number makes them so where types are inferred.
+
     Args:
         kinds: of the parts.
         numbered: whether all numbers are float64 (:func:`values`), or keep their type (:func:`identifiers`).
@@ -129,17 +131,24 @@ def common(kinds: Sequence[Any], *, numbered: bool) -> bool:
 def _becomes(kind: Any, numbered: bool) -> Any:
     if is_text(kind) or is_date(kind):
         return pa.large_string()
-    if numbered:
+    if numbered or kind == pa.int64():
         return pa.float64()
     return pa.float32() if pa.types.is_float16(kind) else kind
 
 
 def joined(arrays: Sequence[Any]) -> Any:
-    """The arrays of a column's parts as one; parts of another type than the others' hold nothing but nulls."""
+    """The arrays of a column's parts as one: integers and fractions as float64; those of another type hold only nulls."""
     if len(arrays) == 1:
         return arrays[0]
-    kind = next((array.type for array in arrays if array.null_count < len(array)), arrays[0].type)
-    return pa.concat_arrays([array if array.type == kind else pa.nulls(len(array), kind) for array in arrays])
+    held = [array.type for array in arrays if array.null_count < len(array)] or [arrays[0].type]
+    kind = pa.float64() if pa.float64() in held else held[0]
+    return pa.concat_arrays([_of_type(array, kind) for array in arrays])
+
+
+def _of_type(array: Any, kind: Any) -> Any:
+    if array.type == pa.int64() and kind == pa.float64():
+        return array.cast(kind, safe=False)
+    return array if array.type == kind else pa.nulls(len(array), kind)
 
 
 def from_numpy(array: Any) -> Any:
