@@ -29,6 +29,7 @@ from veilsum.typical import guess_levels
 from veilsum_privacy.accounting.accountant import epsilon_of
 from veilsum_privacy.accounting.deltas import delta_warning
 from veilsum_privacy.accounting.prices import declared_event, study_rule
+from veilsum_privacy.dossier.figures import cost as rounded_up
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
@@ -303,7 +304,7 @@ def _units(study: Study) -> Iterator[str]:
         yield from _whole_sites(study)
     if study.privacy.noise != "none" and study.privacy.unit == "subject":
         twice = twofold_epsilon(study)
-        cost = "the study costs more" if twice is None else f"epsilon is {twice:.3g}"
+        cost = "the study costs more" if twice is None else f"epsilon is {rounded_up(twice)}"
         yield (
             "The guarantee is for one person at one site. Sites cannot know who else's patient a person is: for someone whose"
             f" records lie at two of the sites {cost}."

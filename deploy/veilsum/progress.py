@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from veilsum_node.errors import StateError
 from veilsum_node.process.console import print_json, print_line
+from veilsum_privacy.dossier.figures import cost
 
 if TYPE_CHECKING:
     from veilsum.remote import StudyInfo
@@ -142,7 +143,7 @@ def words(info: StudyInfo, *, short: bool = False) -> str:
         text += f", {info.released} of {info.declared}"
         text += "" if short else " releases"
         if info.epsilon is not None and info.epsilon_spent is not None:
-            text += f", epsilon {info.epsilon_spent:.3g} of {info.epsilon:.3g}"
+            text += f", epsilon {cost(info.epsilon_spent)} of {cost(info.epsilon)}"
     if info.refusals:
         text += f", {len(info.refusals)} refused"
     return text

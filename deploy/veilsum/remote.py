@@ -65,7 +65,7 @@ MOST_LISTED = 2**20
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """One round of a study, as the coordinator reports it."""
+    """One round of a study, as the coordinator reports it; ``seconds`` are 0 unless it is released."""
 
     round: int
     label: str
@@ -99,7 +99,7 @@ class StudyInfo:
         epsilon, epsilon_spent: what the former cost, and the latter; None without noise.
         rounds: the newest; of a study in a list the last.
         checkpoints: rounds whose models can be fetched, ascending.
-        bytes_received, seconds: of all rounds.
+        bytes_received: of all rounds; ``seconds``: of those that are released.
     """
 
     study: str

@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 from support.federation import make_bed, make_data, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, make_adversary
-from support.network import running_client, running_server, submit, wait_for
+from support.network import PATIENCE, running_client, running_server, submit, wait_for, wired
 from support.processes import Processes, running_processes
 from veilsum.local.federation import as_directive
 from veilsum_coordinator.protocol.settings import Waits
@@ -275,6 +275,34 @@ def test_an_operator_decides_while_the_participant_runs(tmp_path: Path) -> None:
         assert json.loads(release["cohort"]) == ["a", "b"]
         assert len(operators["c"].ledger.entries(kind=Kind.REFUSAL)) == 1
         assert [len(operators[name].ledger.entries(kind=Kind.CHARGE)) for name in "abc"] == [1, 1, 0]
+
+
+def test_a_study_that_one_no_makes_impossible_asks_nobody_else_for_a_decision(tmp_path: Path) -> None:
+    """It needs all three, and one declines: the other two, who are still to decide, are told once ``waits.grace`` is over.
+
+    By the bed's clock, which stands still, the time to enrol is never up.
+    """
+    bed = make_bed(tmp_path, make_data("abc"), budget=(3.0, 1e-5), approval="manual")
+    with ExitStack() as stack:
+        server, _, stub = stack.enter_context(wired(bed, Waits(grace=0)))
+        operators = {}
+        for name, site in bed.sites.items():
+            operators[name] = open_test_site(site.config, bed.clock, SYSTEM_RANDOM)
+            stack.callback(operators[name].database.close)
+        key = submit(bed, stub, bed.compile(make_request(schema_of(2), min_cohort=3)))
+        for site in operators.values():
+            wait_for(lambda site=site: len(wait_list(site)) == 1, "the study's arrival")  # type: ignore[misc]
+        decline(operators["c"], key.hex()[:12], "olga", "not ours to give")
+        asked = pb.ShowRequest(study=key)
+        wait_for(lambda: stub.Show(asked, timeout=PATIENCE).phase != "enrolling", "the study's end")
+        last = stub.Show(asked, timeout=PATIENCE)
+        assert (last.phase, last.reason) == ("failed", "0 of 3 enrolled, 3 are needed (c: approval-declined)")
+        assert [(item.participant, item.code) for item in last.refusals] == [("c", "approval-declined")]
+        for name in "ab":
+            wait_for(lambda site=operators[name]: not wait_list(site), "the end of waiting")  # type: ignore[misc]
+            kinds = [entry.kind for entry in operators[name].ledger.entries(study=key)]
+            assert kinds == [Kind.EXPIRED]
+        assert not server.hub.journal.releases(key)
 
 
 # -- real processes --------------------------------------------------------------------------------------------------------

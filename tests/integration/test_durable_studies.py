@@ -263,6 +263,19 @@ def test_who_refused_or_was_given_up_on_stays_so(trial: Trial) -> None:
     assert [seat.name for seat in trial.open().hub.studies[key].machine.seats.values() if not seat.active] == ["d"]
 
 
+def test_a_study_that_cannot_begin_any_more_ends_soon_after_a_restart_too(trial: Trial) -> None:
+    key = trial.submit()
+    for name in "bcd":
+        trial.open().hub.refuse(name, key, RefusalCode.BUDGET.value, 0, 0)
+    hub = trial.open().hub
+    machine = hub.studies[key].machine
+    for seconds, phase in ((0, "enrolling"), (WAITS.grace - 1, "enrolling"), (1, "failed")):
+        trial.bed.clock.now += seconds
+        hub.tick()
+        assert machine.phase == phase
+    assert machine.reason == "0 of 4 enrolled, 2 are needed (b: budget-exceeded, c: budget-exceeded, d: budget-exceeded)"
+
+
 def test_a_release_is_told_to_whom_it_was_not(trial: Trial) -> None:
     """A member that was away while a round was released hears of it, whatever happened to the coordinator meanwhile."""
     key, _ = begun(trial)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_pem_x509_certificate
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, altered
@@ -399,6 +401,68 @@ def test_who_did_not_enrol_is_named(bed: TestBed, connected: tuple[bool, bool]) 
     )
     assert machine.phase is StudyPhase.FAILED
     assert machine.reason == f"1 of 4 enrolled, 3 are needed (b: budget-exceeded; {silent})"
+
+
+_EVENTS = st.one_of(
+    st.tuples(st.just("enrol"), st.sampled_from(NAMES)),
+    st.tuples(st.just("refuse"), st.sampled_from(NAMES)),
+    st.tuples(st.just("away"), st.sampled_from(NAMES)),
+    st.tuples(st.just("wait"), st.integers(0, 25)),
+)
+_ENROL, _GRACE = 60, 9
+
+
+@pytest.fixture(scope="module")
+def enrolling(tmp_path_factory: pytest.TempPathFactory) -> TestBed:
+    return make_bed(tmp_path_factory.mktemp("enrolling"), make_data(), waits=Waits(enrol=_ENROL, grace=_GRACE))
+
+
+@given(needed=st.integers(2, len(NAMES)), events=st.lists(_EVENTS, max_size=16))
+@example(needed=4, events=[("enrol", "a"), ("refuse", "a"), ("wait", 8), ("enrol", "b"), ("wait", 1)])
+@example(needed=4, events=[("refuse", "a"), ("wait", 8), ("refuse", "b"), ("wait", 1)])
+@example(
+    needed=3,
+    events=[("refuse", "a"), ("away", "b"), ("wait", 25), ("wait", 25), ("enrol", "b"), ("enrol", "c"), ("enrol", "d")],
+)
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_enrolment_ends_early_exactly_if_too_few_are_left(enrolling: TestBed, needed: int, events: list[Any]) -> None:
+    """Never while enough may still enrol, whoever is silent or away; else the grace period after the decisive refusal, and
+    then only who refused is named."""
+    key = enrolling.local.submit(enrolling.compile(make_request(schema_of(2), min_cohort=needed)), enrolling.analyst)
+    machine = enrolling.hub.studies[key].machine
+    enrolled, refused = set[str](), set[str]()
+    start, decided = enrolling.clock.now, None
+    for what, about in [*events, ("wait", _ENROL)]:
+        if what == "enrol" and about in refused - enrolled:
+            with pytest.raises(HostileInput, match="over"):  # a refusal is not taken back
+                machine.enrol(about, _own(enrolling, about, key))
+        elif what == "enrol":
+            machine.enrol(about, _own(enrolling, about, key))
+            enrolled.add(about)
+        elif what == "refuse":
+            machine.refuse(about, RefusalCode.APPROVAL, 0, 0)
+            refused.add(about)
+        elif what == "away":
+            machine.disconnected(about)
+        else:
+            enrolling.clock.now += about
+        machine.tick()
+        now = enrolling.clock.now
+        if len(NAMES) - len(refused) < needed:
+            decided = now if decided is None else decided
+        answered = len(enrolled | refused) == len(NAMES)
+        if not answered and now - start < _ENROL and (decided is None or now - decided < _GRACE):
+            assert machine.phase is StudyPhase.ENROLLING
+            continue
+        left = enrolled - refused
+        assert (machine.roster is not None) == (len(left) >= needed)
+        if machine.roster is None:
+            assert machine.phase is StudyPhase.FAILED
+        if decided is not None:
+            told = ", ".join(f"{name}: approval-declined" for name in NAMES if name in refused)
+            assert machine.reason == f"{len(left)} of 4 enrolled, {needed} are needed ({told})"
+        break
+    machine.abort("the example is over")
 
 
 def test_who_is_left_out_of_a_cohort_is_named(bed: TestBed) -> None:

@@ -199,14 +199,19 @@ def test_an_older_ledger_is_replaced(kit: Kit, tmp_path: Path) -> None:
     assert heads(party.state)[-1].hex() == manifest.head
 
 
-def test_a_running_party_is_not_touched(kit: Kit, tmp_path: Path) -> None:
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_running_party_is_not_touched(kit: Kit, tmp_path: Path, *, newer: bool, force: bool) -> None:
+    """And is told so first, whatever else speaks against the backup."""
     party, ledger = site_of(kit, "a", tmp_path / "a")
     path, _ = make(party, tmp_path)
     before = ledger.head()
+    if newer:
+        budget(ledger, 4.0)
     with pytest.raises(StateError, match="is running"):
-        restore(path, party, force=True)
+        restore(path, party, force=force)
     budget(ledger, 5.0)  # the running party goes on as if nothing had been
-    assert ledger.verify().entries == 3
+    assert ledger.verify().entries == 3 + newer
     assert ledger.entries()[1].hash == before
     stop(ledger)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from support.studies import drafted as draft_of
 from veilsum.cli.display import print_result, print_study
@@ -23,6 +25,8 @@ from veilsum.plan import plan_study
 from veilsum.progress import Pace, duration, follow, words
 from veilsum.remote import StudyInfo
 from veilsum_aggregation.figures import Figure, NotEstimable
+from veilsum_coordinator.console.facts import round_rows, study_row
+from veilsum_deploy.demo import report
 from veilsum_node.errors import StateError
 from veilsum_privacy.accounting.accountant import GaussianEvent, epsilon_of
 from veilsum_privacy.ledger.entries import Mechanism
@@ -293,8 +297,48 @@ def test_a_long_study_is_one_short_line_on_a_terminal(
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     last = [line for line in re.split(r"[\r\n]", plain) if line.strip()][-1]
     assert len(last) <= 100
-    for text in ("running gradient, 59 of 100, epsilon 2.3 of 3", "63%", "about 41 s left"):
+    for text in ("running gradient, 59 of 100, epsilon 2.305 of 3", "63%", "about 41 s left"):
         assert text in last
+
+
+@given(spent=st.floats(1e-9, 1e4), share=st.floats(0, 1))
+@example(spent=2.3043437243605826, share=0.5)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_shown_cost_is_below_what_was_spent(capsys: pytest.CaptureFixture[str], spent: float, share: float) -> None:
+    """In a study's state, on its line while it runs, and in the demo's table, which shows no more left than there is."""
+    rounds = [pb.RoundStatus(round=2, label="gradient", phase="contributing", attempts=1)]
+    about = {"declared": 3, "released": 1, "epsilon": 2 * spent, "epsilon_spent": spent, "delta": 1e-5, "rounds": rounds}
+    info = status("running", **about)
+    print_study(info, as_json=False)
+    shown = [*re.findall(r"epsilon so far[ │]+(\S+) of (\S+)", capsys.readouterr().out)]
+    shown += re.findall(r"epsilon (\S+) of (\S+)", words(info))
+    assert len(shown) == 2
+    for one, whole in shown:
+        assert spent <= float(one) < spent + 0.00101
+        assert 2 * spent <= float(whole) < 2 * spent + 0.00101
+    left = share * spent
+    site = {"spent": spent, "estimate": spent, "left": left, "budget": 1.0, "releases": 1, "entries_verified": 1}
+    report._print_epsilon({"epsilon": {"north": site}, "bytes_sent": {}, "delta": 1e-5, "values": 1, "bytes_per_value": 1.0})
+    row = next(line for line in capsys.readouterr().out.splitlines() if "north" in line)
+    _, first, tighter, rest = [cell.strip() for cell in row.split("│")][1:5]
+    assert first == tighter == shown[0][0]
+    assert left - 0.00101 < float(rest) <= left
+
+
+def test_a_round_that_runs_or_failed_has_no_seconds_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    """The status says 0 of it, which would read as a round that took no time."""
+    rounds = [
+        pb.RoundStatus(round=1, label="gradient", phase="released", attempts=1, seconds=0),
+        pb.RoundStatus(round=2, label="gradient", phase="failed", attempts=1),
+        pb.RoundStatus(round=3, label="gradient", phase="consenting", attempts=1),
+    ]
+    info = status("running", rounds=rounds, released=1, seconds=0)
+    print_study(info, as_json=False)
+    table = capsys.readouterr().out.split("Rounds")[1]
+    rows = [line.split("│") for line in table.splitlines() if "gradient" in line]
+    assert [row[-2].strip() for row in rows] == ["0.0", "", ""]
+    assert [row["seconds"] for row in round_rows(info)] == ["–", "–", "0"]
+    assert [study_row(item)["seconds"] for item in (info, status("running", rounds=rounds[1:]))] == ["0", "–"]
 
 
 def test_without_noise_there_is_no_epsilon_to_tell() -> None:
@@ -331,7 +375,7 @@ def test_a_long_studys_rounds_are_summed_up(capsys: pytest.CaptureFixture[str]) 
     print_study(dataclasses.replace(info, checkpoints=(40, 50)), as_json=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "│ releases │ 59 of 100 │" in lines
-    assert "│ epsilon so far │ 2.3 of 3 (delta 1e-05) │" in lines
+    assert "│ epsilon so far │ 2.305 of 3 (delta 1e-05) │" in lines
     assert "│ checkpoints │ after round 40, after round 50 │" in lines
     assert "│ gradient │ 60 │ 59 │ 0 │ 60 │ 2 │ 60.0 KiB │ 60 │" in lines
     assert sum("│ gradient │" in line for line in lines) == 11  # the sum and the ten newest rounds

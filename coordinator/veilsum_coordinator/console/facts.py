@@ -130,7 +130,7 @@ def study_row(study: Any) -> dict[str, Any]:
         "round": "" if current is None else f"{current.round} of {study.declared}: {current.phase}",
         "silent": study.silent,
         "bytes": size(study.bytes_received),
-        "seconds": f"{study.seconds:,.0f}",
+        "seconds": f"{study.seconds:,.0f}" if study.released else "–",
         "progress": study.progress,
         "over": study.over,
     }
@@ -146,7 +146,7 @@ def round_rows(study: Any) -> list[dict[str, Any]]:
             "attempts": item.attempts,
             "sites": ", ".join(item.cohort),
             "received": size(item.bytes_received),
-            "seconds": f"{item.seconds:,.0f}",
+            "seconds": f"{item.seconds:,.0f}" if item.phase == "released" else "–",
         }
         for item in reversed(study.rounds)
     ]

@@ -147,6 +147,8 @@ class StudyMachine:
         if self._clock() >= self.study.expires:
             self.fail("the study expired")
         elif self.phase is StudyPhase.ENROLLING:
+            if self.members.hopeless:  # software answers in seconds, and its refusals tell the analyst what else to mend
+                self._deadline = min(self._deadline, now + self._waits.grace)
             if self.members.answered or now >= self._deadline:
                 self._close_enrolment()
         elif self.phase is StudyPhase.SEALING:

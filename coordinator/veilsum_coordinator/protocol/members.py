@@ -135,9 +135,15 @@ class Members:
         return all(seat.enrolled or seat.refusal for seat in self.seats.values())
 
     @property
+    def hopeless(self) -> bool:
+        """Whether so many refused that all others together are too few. A refusal is final; silence and absence are not."""
+        return sum(not seat.refusal for seat in self.seats.values()) < self._study.privacy.min_cohort
+
+    @property
     def missing(self) -> str:
-        """Who did not enrol and why, for people: by code of refusal, in silence, or not connected."""
-        return _told([seat for seat in self.seats.values() if seat.refusal or not seat.enrolled], "no answer")
+        """Who did not enrol and why, for people: by code of refusal; unless that is enough, in silence or not connected."""
+        silent = not self.hopeless
+        return _told([seat for seat in self.seats.values() if seat.refusal or (silent and not seat.enrolled)], "no answer")
 
     def left_out(self, names: Collection[str]) -> str:
         """Which members of the roster are not among ``names`` and why, for people."""

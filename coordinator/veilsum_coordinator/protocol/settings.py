@@ -27,7 +27,8 @@ class Waits(Frozen):
         contribute: for an attempt's uploads.
         check: for the answers about a complete sum, before anybody is charged.
         consent: for the consents once all have answered.
-        grace: for a participant whose connection broke, before a running attempt goes on without it.
+        grace: for a participant whose connection broke, before a running attempt goes on without it; and for the answers of
+            the others once so many refused a study that it cannot begin.
         database: for a database server that is away, before what needs it fails.
     """
 

@@ -39,6 +39,7 @@ from veilsum_coordinator.service.status import spent_epsilon
 from veilsum_coordinator.storage.long_values import LONG
 from veilsum_node.errors import Damage, HostileInput, Unavailable, VeilsumError
 from veilsum_node.telemetry.logs import about
+from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
 from veilsum_privacy.study.study import Study
@@ -203,7 +204,7 @@ class HubFederation(StoredFederation):
             len(cohort),
             done,
             sum(task.releases for task in self.study.tasks),
-            "" if epsilon is None else f", epsilon {epsilon:.3g} so far",
+            "" if epsilon is None else f", epsilon {cost(epsilon)} so far",
             extra=about(
                 "released",
                 study=self.study.name,

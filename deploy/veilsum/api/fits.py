@@ -16,6 +16,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95
 from veilsum_node.errors import ConfigurationError, Misuse, raising
 from veilsum_node.process.software import install_extra
+from veilsum_privacy.dossier.figures import cost as rounded_up
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.symbols import joined, record_of, traced, where, whole
 from veilsum_privacy.study.schema import DatasetSchema
@@ -199,7 +200,7 @@ class Fitted:
         family = str(parameters.get("family", next((f for f, key in _KEYS.items() if key in self.rows[0]), "linear")))
         cost = self.about
         epsilon = (
-            "none, exact sums" if cost.get("noise") == "none" else f"{cost['epsilon']:.4g}" if cost.get("epsilon") else "?"
+            "none, exact sums" if cost.get("noise") == "none" else rounded_up(cost["epsilon"]) if cost.get("epsilon") else "?"
         )
         left = [("Dep. Variable:", str(parameters.get("outcome", "?"))), ("Model:", FAMILIES[family])]
         left.append(("Std. errors:", str(parameters.get("errors") or "model")))

@@ -10,6 +10,7 @@ from veilsum.api.notebook import fields_html
 from veilsum.drafts import absences
 from veilsum.exports import table_html
 from veilsum.plan import USUAL_BUDGET, StudyPlan, Verdict
+from veilsum_privacy.dossier.figures import cost as rounded_up
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Plan:
         if cost.epsilon is not None and self.details.verdict is not Verdict.NOT_FORECAST:
             wanted["for an error of " + f"{self.details.error:.0%}"] = _wanted(self.details)
         if cost.epsilon is not None:
-            asked = f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}"
+            asked = f"epsilon {rounded_up(cost.epsilon)} at delta {cost.delta:g} for one {cost.unit}"
         return {
             "study": self.details.study.name,
             "sites": ", ".join(self.participants),

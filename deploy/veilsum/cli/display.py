@@ -16,6 +16,7 @@ from rich.console import Console
 from veilsum.texts import figure_text, number_text
 from veilsum_node.errors import RefusalCode
 from veilsum_node.process.console import moment, print_fields, print_json, print_line, print_rows
+from veilsum_privacy.dossier.figures import cost
 
 if TYPE_CHECKING:
     from veilsum.remote import RoundInfo, StudyInfo
@@ -101,7 +102,7 @@ def print_study(info: StudyInfo, *, as_json: bool) -> None:
                 "attempts": item.attempts,
                 "cohort": item.cohort,
                 "received": size_text(item.bytes_received),
-                "seconds": item.seconds,
+                "seconds": item.seconds if item.phase == "released" else "",
             }
             for item in info.rounds[-MOST_ROUNDS:]
         ]
@@ -114,7 +115,7 @@ def _spent(info: StudyInfo) -> dict[str, object]:
         return {}
     fields: dict[str, object] = {"releases": f"{info.released} of {info.declared}"}
     if info.epsilon is not None and info.epsilon_spent is not None:
-        fields["epsilon so far"] = f"{info.epsilon_spent:.3g} of {info.epsilon:.3g} (delta {info.delta:g})"
+        fields["epsilon so far"] = f"{cost(info.epsilon_spent)} of {cost(info.epsilon)} (delta {info.delta:g})"
     return fields
 
 

@@ -12,6 +12,7 @@ from veilsum.cli.display import size_text
 from veilsum_node.phrases import counted, listed
 from veilsum_node.process.console import print_fields, print_line, print_rows, terminal_text
 from veilsum_privacy.dossier.asked import asked_facts
+from veilsum_privacy.dossier.figures import cost as rounded_up
 
 if TYPE_CHECKING:
     from veilsum.forecasts import Forecast
@@ -43,7 +44,9 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
     in_all = " in all" if cost.rounds > 1 else ""
     sends = f"{size_text(cost.upload)}{in_all}; and fetches {size_text(cost.fetch)} of receipts and answers"
     guarantee = (
-        f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}, over the whole study" if cost.epsilon else ""
+        f"epsilon {rounded_up(cost.epsilon)} at delta {cost.delta:g} for one {cost.unit}, over the whole study"
+        if cost.epsilon
+        else ""
     )
     return {
         **{name.replace("_", " "): text for name, text in plan.study.statements.items()},
@@ -95,7 +98,7 @@ def _guarantee(whom: str, epsilon: float | None) -> dict[str, object]:
     if epsilon is None:
         return {"against, working together": whom, "epsilon": "no bound", "odds about it change by at most": "no bound"}
     odds = f"a factor of {figure(math.exp(epsilon))}" if epsilon <= LARGEST_ODDS else "nothing that means protection"
-    return {"against, working together": whom, "epsilon": f"{epsilon:.4g}", "odds about it change by at most": odds}
+    return {"against, working together": whom, "epsilon": rounded_up(epsilon), "odds about it change by at most": odds}
 
 
 def _print_losses(plan: StudyPlan, *, everything: bool) -> None:

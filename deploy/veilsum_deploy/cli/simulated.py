@@ -23,6 +23,7 @@ from veilsum_deploy.simulation.sweep import Cell, Source, Sweep
 from veilsum_node.config import read_toml
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
+from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.training import device
 
 EXIT_INTERRUPTED = 130
@@ -120,7 +121,7 @@ def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> Non
     fields = {key: value for key, value in summary.items() if key not in apart and value not in (None, [])}
     sizes, scores = outcome.sizes.values(), [run.scores for run in outcome.runs]
     fields["sites"] = f"{len(sizes)} with {min(sizes)} to {max(sizes)} records"
-    fields["epsilon"] = None if summary["epsilon"] is None else f"{summary['epsilon']:.4g}"
+    fields["epsilon"] = None if summary["epsilon"] is None else cost(summary["epsilon"])
     for name, words in NAMES.items():
         if any(name in one.figures for one in scores):
             fields[words] = [number_text(one.figures[name]) for one in scores if name in one.figures]

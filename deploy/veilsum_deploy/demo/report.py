@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from veilsum_node.process.console import print_line, print_rows
+from veilsum_privacy.dossier.figures import cost, remaining
 
 
 def print_findings(found: Mapping[str, Any]) -> None:
@@ -39,7 +40,7 @@ def print_studies(found: Mapping[str, Any]) -> None:
             {
                 "study": item["study"],
                 "method": item["method"],
-                "epsilon": "" if item.get("epsilon") is None else f"{item['epsilon']:.3g}",
+                "epsilon": "" if item.get("epsilon") is None else cost(item["epsilon"]),
                 "rounds": item.get("rounds", ""),
                 "disclosure": ", ".join(item.get("disclosure", ())),
                 "accuracy": fault or ("" if score is None else f"{100 * score:.1f}%"),
@@ -60,7 +61,7 @@ def print_studies(found: Mapping[str, Any]) -> None:
         [
             {
                 "hospital": name,
-                "epsilon spent": f"{item['spent']:.3f}",
+                "epsilon spent": cost(item["spent"]),
                 "releases": item["releases"],
                 "ledger": f"{item['entries']} entries verified",
                 "bytes sent": f"{found['bytes_sent'].get(name, 0):,}",
@@ -101,9 +102,9 @@ def _print_epsilon(found: Mapping[str, Any]) -> None:
     rows = [
         {
             "hospital": name,
-            "epsilon spent": f"{item['spent']:.3f}",
-            "tighter estimate": "" if item["estimate"] is None else f"{item['estimate']:.3f}",
-            "left": f"{item['left']:.3f}",
+            "epsilon spent": cost(item["spent"]),
+            "tighter estimate": "" if item["estimate"] is None else cost(item["estimate"]),
+            "left": remaining(item["left"]),
             "budget": f"{item['budget']:g}",
             "releases": item["releases"],
             "ledger": f"{item['entries_verified']} entries verified",
@@ -119,7 +120,7 @@ def _print_coordinator(found: Mapping[str, Any]) -> None:
     rows = [
         {
             "study": item["study"],
-            "epsilon": f"{item['epsilon']:.2f}",
+            "epsilon": cost(item["epsilon"]),
             "sum of": ", ".join(item["cohort"]),
             "values": item["values"],
             "noise (standard deviation)": ", ".join(f"{name} {std:.3g}" for name, std in item["noise_std"].items()),

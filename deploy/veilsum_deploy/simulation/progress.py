@@ -10,6 +10,7 @@ from typing import Any
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.study.study import Study
 
 Progress = Callable[[str, float], None]
@@ -65,7 +66,7 @@ class RoundProgress:
         text = f"round {self._released.total()} of {self._all}"
         if self._study.privacy.noise != "none":
             spent = study_epsilon(self._study, self._study.privacy.delta, self._released)
-            text += f", epsilon {spent:.3g} so far" if math.isfinite(spent) else ""
+            text += f", epsilon {cost(spent)} so far" if math.isfinite(spent) else ""
         return f"{self._what}: {text}" if self._what else text[0].upper() + text[1:]
 
 

@@ -15,6 +15,7 @@ from veilsum_deploy.simulation.study import SimulatedRuns, Simulation
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
 from veilsum_node.spreadsheets import write_csv
+from veilsum_privacy.dossier.figures import cost as rounded_up
 from veilsum_privacy.results.result import save_result
 
 SUMMARY, TABLE_CSV, TABLE_MARKDOWN = "summary.json", "table.csv", "table.md"
@@ -145,7 +146,7 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def _markdown(summary: Mapping[str, Any]) -> str:
-    cost = "no privacy guarantee" if summary["epsilon"] is None else f"epsilon {summary['epsilon']:.4g}"
+    cost = "no privacy guarantee" if summary["epsilon"] is None else f"epsilon {rounded_up(summary['epsilon'])}"
     lines = [
         f"# {summary['study']}: {summary['method']} on {summary['dataset']}",
         "",

@@ -20,6 +20,7 @@ from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
 from veilsum_deploy.simulation.scores import LEADING, NAMES, SHARES, spread
 from veilsum_deploy.simulation.sweep import EPSILON, LEFT_OUT, Cell, Sweep, short, shown
 from veilsum_node.spreadsheets import write_csv
+from veilsum_privacy.dossier.figures import cost
 
 LEAVE_OUT = "leave_out"
 OVER_LEFT_OUT = "left-out"
@@ -297,7 +298,7 @@ def table_rows(sweep: Sweep, rows: Sequence[SweepRow]) -> list[dict[str, str]]:
             (GUESS in known, HEADS[GUESS], _figure(row, GUESS)),
             (gains, "gain", _with_error(row.gain, signed=True)),
             (gains and several, "gain in STD", _with_error(row.spread_gain, signed=True)),
-            (costs, "cost", "" if row.epsilon is None else f"{row.epsilon:.3g}"),
+            (costs, "cost", "" if row.epsilon is None else cost(row.epsilon)),
             (True, "runs", str(row.told) if row.told == row.planned else f"{row.told} of {row.planned}"),
         ]
         told = {head: text for wanted, head, text in figures if wanted}

@@ -128,7 +128,7 @@ seal = 600                    # for sealed keys, and again for everyone to open 
 contribute = 3600             # for an attempt's uploads
 check = 600                   # for the answers about a complete sum
 consent = 600                 # for the consents once all have answered
-grace = 30                    # for a participant whose connection broke
+grace = 30                    # for a participant whose connection broke, and for others to answer what refusals ended
 database = 600                # for a database server that is away
 
 # What is deleted by itself; the mirror never is.

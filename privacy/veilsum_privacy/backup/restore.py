@@ -150,7 +150,7 @@ def _compare(copy: Path, state: Path, *, force: bool) -> int | None:
     """How many entries of the present ledger the backup lacks.
 
     Raises:
-        StateError: the present one is newer, another one or unreadable, and ``force`` is not set.
+        StateError: the present one is newer, another one or unreadable, and ``force`` is not set; or its party runs.
     """
     if not state.exists():
         return 0
@@ -161,6 +161,7 @@ def _compare(copy: Path, state: Path, *, force: bool) -> int | None:
         except VeilsumError as error:
             obstacle, behind = f"The state {state} cannot be read: {error.message}", None
     if obstacle and not force:
+        _require_stopped(state)  # whoever runs is told so first: stopped, it may be newer still
         raise StateError(obstacle, "Add --force to replace it; it is kept beside the restored one.")
     return behind
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.phrases import counted, listed
+from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Task
@@ -77,7 +78,7 @@ def asked_facts(study: Study) -> dict[str, str]:
             "site": "all records of the site",
         }[privacy.unit],
         "noise": _NOISE[privacy.noise],
-        "costs": "no bound" if privacy.epsilon is None else f"epsilon {privacy.epsilon:.4g} at delta {privacy.delta:g}",
+        "costs": "no bound" if privacy.epsilon is None else f"epsilon {cost(privacy.epsilon)} at delta {privacy.delta:g}",
     }
     if study.encoder is not None:
         facts["features"] = f"made by the encoder {study.encoder.kind}"
