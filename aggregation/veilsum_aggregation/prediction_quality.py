@@ -12,7 +12,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.concordance import area, concordance
-from veilsum_aggregation.figures import Answer, Figure, NotEstimable, project
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, of_both, project
 from veilsum_aggregation.group_means import chi_squared_ends
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.prediction_levels import ADVICE, FEW, Equations, Function, Levels, OutcomeRange
@@ -64,16 +64,17 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
         return scores
 
     slope = levels.solution(both, np.array([0.0, 1.0]))[1]
+    intercept = levels.solution(_with_slope_one(both), np.zeros(1))[0]
     yield AREA, _untied(area(levels.sums[:, 0], levels.sums[:, 1], std), slope, levels)
-    yield BRIER, levels.mean(square).within(0.0, 1.0)
+    yield BRIER, _mean_loss(levels, square).within(0.0, 1.0)
     share = float(totals[1] / totals.sum())
-    yield SKILL, _skill(levels.ratio(square, np.broadcast_to([share**2, (1.0 - share) ** 2], square.shape)))
-    yield LOG_LOSS, levels.mean(loss).within(0.0, math.inf)
+    yield SKILL, _brier_skill(levels, square, np.broadcast_to([share**2, (1.0 - share) ** 2], square.shape), intercept)
+    yield LOG_LOSS, _mean_loss(levels, loss).within(0.0, math.inf)
     constant = -math.log(1.0 - share), -math.log(share)
     yield LIFT, _skill(levels.ratio(loss, np.broadcast_to(constant, loss.shape)))
     yield RATIO, levels.over_expected(happened, levels.smooth(expit), square[:, 0])
     yield SLOPE, slope
-    yield INTERCEPT, levels.solution(_with_slope_one(both), np.zeros(1))[0]
+    yield INTERCEPT, intercept
 
 
 def _with_slope_one(equations: Equations) -> Equations:
@@ -94,6 +95,31 @@ def _untied(found: Answer, slope: Answer, levels: Levels) -> Answer:
     totals = levels.sums.sum(axis=0)
     tied = float(levels.sums[:, 0] @ levels.sums[:, 1]) / float(totals[0] * totals[1])
     return found.scaled(1.0, slope.value * levels.width / 12.0 * max(tied, 0.0)).within(0.0, 1.0)
+
+
+def _mean_loss(levels: Levels, loss: Floats) -> Answer:
+    """The mean of a loss (B, 2), most of which is that of few records where the event is rare, or where it is common.
+
+    From sampling its interval is that of a multiple of a Poisson count with its mean and variance (Garwood 1936; Dobson and
+    others 1991): of k = mean^2 / variance events, which a gamma distribution gives.
+    """
+    found, noise = levels.mean(loss), replace(levels, second=np.zeros_like(levels.second)).mean(loss)
+    if isinstance(found, NotEstimable) or isinstance(noise, NotEstimable) or not min(found.value, found.sampling_error) > 0.0:
+        return found
+    value, events = found.value, (found.value / found.sampling_error) ** 2
+    least, most = chi_squared_ends(2.0 * events)[1], chi_squared_ends(2.0 * events + 2.0)[0]
+    low, high = min(least / (2.0 * events), 1.0), max(most / (2.0 * events), 1.0)
+    return of_both(noise, replace(found, low=low * value, high=high * value))
+
+
+def _brier_skill(levels: Levels, square: Floats, constant: Floats, intercept: Answer) -> Answer:
+    """Of few events the variance is what those few happen to show. So the interval also holds that of the events which the
+    predictions expect once their calibration's ``intercept`` is added, as :meth:`Levels.solution` has a model's errors."""
+    found, expected = levels.ratio(square, constant), np.zeros_like(levels.second)
+    risk = expit(levels.centres + (intercept.value if isinstance(intercept, Figure) else 0.0))
+    expected[:, [0, 1], [0, 1]] = levels.second.sum(axis=(1, 2))[:, None] * np.stack([1.0 - risk, risk], axis=1)
+    model = replace(levels, second=expected).ratio(square, constant)
+    return _skill(found if isinstance(found, NotEstimable) or isinstance(model, NotEstimable) else found.reaching(model))
 
 
 def _skill(found: Answer) -> Answer:

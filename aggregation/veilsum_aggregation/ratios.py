@@ -2,6 +2,11 @@
 
 A table is [[a, b], [c, d]]: the exposed with and without the event, then those that they are compared with. Its cells have
 independent noise of one standard deviation; where contrasts of all strata together are released as well, theirs is smaller.
+
+A ratio is told where what it is made of lies beyond its noise, and so more often where noise made that large. The delta rule's
+error is then too small towards the smaller counts that it may come from. So noise has intervals where it was added, of z
+standard deviations of a cell or a sum, which end above 0 where a ratio is told; the distances from the logarithm to its values
+there are added as standard errors are (Zou and Donner 2008), and those of sampling to them.
 """
 
 import math
@@ -12,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test, hidden_share, normal_figure, project
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, Test, hidden_share, normal_figure, of_both, project
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.tables import shares
 
@@ -55,9 +60,7 @@ def odds_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     """
     if drowned := _empty(table.ravel(), std, cells):
         return drowned
-    a, b, c, d = map(float, table.ravel())
-    sampling, log = float(np.sum(1.0 / table)), math.log(a) + math.log(d) - math.log(b) - math.log(c)
-    return normal_figure(log, std**2 * float(np.sum(table**-2.0)), sampling).exponential(LARGEST)
+    return _told(_by_cells(_log_odds_ratio, table, std, std**2 * float(np.sum(table**-2.0))))
 
 
 def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -65,18 +68,42 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     if drowned := _empty(table[:, 0], std, (cells[0], cells[2])) or _groups(table, std, cells):
         return drowned
     events, sizes = table[:, 0], table.sum(axis=1)
-    sampling = float(np.sum(1.0 / events - 1.0 / sizes))
     noise = float(np.sum((1.0 / events - 1.0 / sizes) ** 2 + sizes**-2.0)) * std**2
-    log = float(np.log(events[0] / sizes[0]) - np.log(events[1] / sizes[1]))
-    found = normal_figure(log, noise, sampling)
+    found = _by_cells(_log_risk_ratio, table, std, noise)
     # where all of a group have it, its risk is 1 at most, and less by what so few may hide
     alike = table[:, 1] <= NOISE_FLOOR * std
     less = [-math.log(1.0 - hidden_share(size)) * own for size, own in zip(sizes, alike, strict=True)]
-    below, above = (math.hypot(found.half_width, own) for own in less)
-    found = replace(found, low=log - below, high=log + above)
-    if any(alike):  # the interval knows more than the errors
-        found = replace(found, significance=math.erfc(abs(log) / found.towards_zero / math.sqrt(2.0)))
-    return found.exponential(LARGEST)
+    return _told(of_both(found, Figure(0.0, 0.0, found.sampling_error, -less[0], less[1])))
+
+
+def _log_odds_ratio(table: Floats) -> tuple[float, float]:
+    (a, b), (c, d) = table.tolist()
+    return math.log(a) + math.log(d) - math.log(b) - math.log(c), 1.0 / a + 1.0 / b + 1.0 / c + 1.0 / d
+
+
+def _log_risk_ratio(table: Floats) -> tuple[float, float]:
+    (a, b), (c, d) = table.tolist()
+    return math.log(a / (a + b)) - math.log(c / (c + d)), 1.0 / a - 1.0 / (a + b) + 1.0 / c - 1.0 / (c + d)
+
+
+def _by_cells(log: Callable[[Floats], tuple[float, float]], table: Floats, std: float, noise: float) -> Figure:
+    """A logarithm with the interval of all cells' noise, each of which is moved by z standard deviations, and of sampling.
+
+    Args:
+        log: the logarithm and its sampling variance.
+        noise: its variance by the delta rule.
+    """
+    value, sampling = log(table)
+    cells = Z95 * std * np.eye(4).reshape(4, 2, 2)
+    moved = np.array([[log(table - cell)[0] - value, log(table + cell)[0] - value] for cell in cells])
+    below, above = (float(np.linalg.norm(ends)) for ends in (moved.min(axis=1), moved.max(axis=1)))
+    noised = Figure(value, math.sqrt(noise), 0.0, value - below, value + above)
+    return of_both(noised, normal_figure(0.0, 0.0, sampling))
+
+
+def _told(log: Figure) -> Figure:
+    """The ratio of a logarithm, with the p-value that its interval has: that knows more than the errors."""
+    return replace(log, significance=math.erfc(abs(log.value) / log.towards_zero / math.sqrt(2.0))).exponential(LARGEST)
 
 
 def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -252,8 +279,16 @@ class _Pooled:
 
 
 def _ratio(top: _Pooled, bottom: _Pooled, noise: StrataNoise, sampling: float) -> Figure:
-    gradient = top.gradient / top.value - bottom.gradient / bottom.value
-    return normal_figure(math.log(top.value / bottom.value), noise.variance(gradient), sampling).exponential(LARGEST)
+    gradients = top.gradient / top.value, bottom.gradient / bottom.value
+    (one, other), both = map(noise.variance, gradients), noise.variance(gradients[0] - gradients[1])
+    ends = [(-math.log1p(-end), math.log1p(end)) for end in (Z95 * math.sqrt(one), Z95 * math.sqrt(other))]
+    shared = (one + other - both) / math.sqrt(one * other) if noise.std else 0.0
+    below, above = (
+        math.sqrt(max(own**2 + its**2 - shared * own * its, 0.0)) for own, its in zip(ends[0], ends[1][::-1], strict=True)
+    )
+    value = math.log(top.value / bottom.value)
+    noised = Figure(value, math.sqrt(both), 0.0, value - below, value + above)
+    return _told(of_both(noised, normal_figure(0.0, 0.0, sampling)))
 
 
 def _too_small(top: _Pooled, bottom: _Pooled, noise: StrataNoise) -> NotEstimable | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from sklearn.metrics import (
     brier_score_loss,
     d2_tweedie_score,
@@ -25,7 +26,8 @@ from veilsum.plan import plan_study
 from veilsum.request import with_model
 from veilsum_aggregation.figures import Figure
 from veilsum_aggregation.prediction_levels import OutcomeRange, event_levels, number_levels, rate_levels
-from veilsum_aggregation.prediction_quality import event_measures, hazard_measures, number_measures, rate_measures
+from veilsum_aggregation.prediction_quality import _mean_loss as mean_loss
+from veilsum_aggregation.prediction_quality import event_measures, expit, hazard_measures, number_measures, rate_measures
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.results.result import Result, load_result, save_result
@@ -235,6 +237,55 @@ def test_calibration_of_few_events_covers_and_their_ratio_to_what_was_expected_i
     assert (
         min(each["observed over expected"].low for each in told if isinstance(each["observed over expected"], Figure)) == 0.0
     )
+
+
+@pytest.mark.parametrize("share", [0.005, 0.01, 0.03, 0.1, 0.3, 0.7, 0.97, 0.99])
+@pytest.mark.parametrize("records", [60, 300, 1500])
+def test_the_mean_loss_of_a_rare_event_covers_exactly(share: float, records: int) -> None:
+    """By the binomial distribution, of all studies that tell it: everybody has the same prediction, right or not.
+    Of the log loss those without the event have a good part, and it is less of a count."""
+    counts = np.arange(1, records)
+    chance = stats.binom.pmf(counts, records, share)
+    kept = chance > 1e-7
+    for odds in (0.5, 1.0, 2.0):
+        h = math.log(odds * share / (1.0 - share))
+        risk = 1.0 / (1.0 + math.exp(-h))
+        truths = {
+            "Brier score": share * (1.0 - risk) ** 2 + (1.0 - share) * risk**2,
+            "log loss": -share * math.log(risk) - (1.0 - share) * math.log(1.0 - risk),
+        }
+        inside = dict.fromkeys(truths, 0.0)
+        for events, weight in zip(counts[kept], chance[kept], strict=True):
+            levels = event_levels(np.array([h]), 1e-6, np.array([[records - events, events]], dtype=float), 0.0)
+            square, loss = (
+                np.stack([levels.smooth(lambda x, f=f: f(x)), levels.smooth(lambda x, f=f: f(-x))], axis=1)
+                for f in (lambda x: expit(x) ** 2, lambda x: np.logaddexp(0.0, x))
+            )
+            for name, each in (("Brier score", square), ("log loss", loss)):
+                found = mean_loss(levels, each)
+                assert isinstance(found, Figure)
+                inside[name] += weight * (found.low <= truths[name] <= found.high)
+        for name, covered in inside.items():
+            assert covered / chance[kept].sum() > 0.92, (name, odds, covered / chance[kept].sum())
+
+
+@pytest.mark.parametrize("shift", [0.0, *(pytest.param(each, marks=pytest.mark.system) for each in (0.8, -0.8))])
+def test_the_skill_of_few_events_covers(shift: float) -> None:
+    """Some 12 events among 1,000 records; predictions are right on average, of twice and of half the odds."""
+    rng, width = np.random.default_rng(7), 0.5
+    centres = -9.0 + width * (np.arange(18) + 0.5)
+
+    def measured(n: int) -> dict[str, Any]:
+        h = rng.normal(-5.25, 0.96, n).clip(-8.1, -0.9)
+        y = rng.random(n) < expit(1.25 * (h + 5.25) - 5.25)
+        level = ((h + shift + 9.0) / width).astype(int)
+        table = np.column_stack([np.bincount(level, each, 18) for each in (~y, y)])
+        return dict(event_measures(event_levels(centres, width, table, 0.0)))
+
+    truth = measured(2_000_000)["Brier skill score"].value
+    told = [each for each in (measured(1000)["Brier skill score"] for _ in range(200)) if isinstance(each, Figure)]
+    assert len(told) > 195
+    assert np.mean([each.low <= truth <= each.high for each in told]) > 0.92
 
 
 @pytest.mark.system
