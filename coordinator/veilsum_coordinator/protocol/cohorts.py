@@ -75,8 +75,8 @@ class Cohorts:
             left = f"the {len(names)} participants that are left"
             raise CohortError(f"{found} of {left} could take their masks apart; it must need {needed}")
         self.attempts += 1
-        if (seated := tuple((name, seats[name].nonce) for name in names)) != self._seated:
-            self._seated = seated
+        seated = tuple((name, seats[name].nonce) for name in names)
+        self._seated = self._seated if seated == self._seated else seated
         return Assignment(
             number,
             self.attempts,
