@@ -128,7 +128,7 @@ def test_the_whole_matrix(question: str, caplog: pytest.LogCaptureFixture) -> No
                 agrees(question, name, summary, epsilon)
 
 
-NO_LENGTH = re.compile(r"(correlation|auc)$|count|missing|records|predicted|cohort")
+NO_LENGTH = re.compile(r"(correlation|auc|events)$|count|missing|records|predicted|cohort")
 """Figures that may be certain: numbers of the records that there are, the correlation of a column with its multiple, and an
 area where all records have one score."""
 
