@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.step_process import resident
 from benchmarks.steps import records_of
+from support.calls import then
 from support.federation import TestBed, make_bed, make_request, schema_of
 from veilsum.compile import StudyRequest
 from veilsum.local.federation import LocalChannel, LocalFederation, as_directive
@@ -81,14 +82,7 @@ def of_steps(marks: Iterable[int]) -> dict[str, dict[str, float]]:
         federation = local.prepare(key)
         found: dict[str, dict[str, float]] = {}
         steps = Marks(marks, local, found)
-        asked = federation.sum
-
-        def counted(*arguments: Any, **keywords: Any) -> Any:
-            release = asked(*arguments, **keywords)
-            steps.passed()
-            return release
-
-        federation.sum = counted  # type: ignore[method-assign]
+        federation.sum = then(federation.sum, steps.passed)  # type: ignore[method-assign]
         run_study(local.hub, key, federation, Path(directory) / "results")
         assert local.hub.shown.status(key).phase == "finished", local.hub.shown.status(key).reason
         return found

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from support.calls import then
 from support.federation import make_bed, make_clusters, make_request, schema_of
 from veilsum_coordinator.service.runner import run_study
 
@@ -113,14 +114,7 @@ def test_a_step_asks_no_more_of_databases_than_those_before_it(
     request = make_request(schema_of(WIDTH, CLASSES, 200), method, epsilon, **noise)
     key = bed.local.submit(bed.compile(request.model_copy(update={"parameters": parameters})), bed.analyst)
     federation = bed.local.prepare(key)
-    asked = federation.sum
-
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        release = asked(*arguments, **keywords)
-        meter.passed()
-        return release
-
-    federation.sum = counted  # type: ignore[method-assign]
+    federation.sum = then(federation.sum, meter.passed)  # type: ignore[method-assign]
     run_study(bed.hub, key, federation, tmp_path / "results")
     assert bed.hub.shown.status(key).phase == "finished", bed.hub.shown.status(key).reason
     early, late = meter.stretches
