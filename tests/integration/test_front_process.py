@@ -19,7 +19,7 @@ import pytest
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_server, wait_for
-from support.processes import Process, Processes, command, count, gone, running_processes
+from support.processes import VEILSUM, Process, Processes, command, count, gone, running_processes
 from support.starting import ProcessStarter
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
@@ -230,6 +230,46 @@ def test_a_site_in_processes_stops_as_one(network: Processes, number: signal.Sig
     assert process.status == 0
     assert all(map(gone, parts.values()))
     assert "stopped" in (network.directory("c") / "log").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        ("", "loop"),
+        ("c", "end"),
+        *(pytest.param(name, moment, marks=pytest.mark.system) for name in ("", "a") for moment in ("exit", "end")),
+        pytest.param("c", "exit", marks=pytest.mark.system),
+    ],
+)
+def test_who_is_told_to_stop_once_more_while_it_ends_has_stopped(
+    network: Processes, monkeypatch: pytest.MonkeyPatch, name: str, moment: str
+) -> None:
+    """A coordinator, a site in one process, and the guard of one in several, whose launcher hands on a signal that the guard had
+    already: an interpreter that ends has given up its handlers."""
+    network.heal()
+    role, module = ("participant", "veilsum_participant.session") if name else ("coordinator", VEILSUM[1])
+    directory = network.directory(name) if name else network.kit.coordinator.directory
+    config = str(directory / f"{role}.toml")
+    arguments = ["-P", "-m", "support.signalled", moment, module, *([config] if name else [role, "start", "--config", config])]
+    monkeypatch.setattr(
+        network,
+        "launch",
+        lambda *_: Process(arguments, directory / "log", {"PYTHONPATH": str(Path(__file__).parents[1])}),
+    )
+    before = network.participants[name] if name else network.coordinator
+    assert before is not None
+    before.stop()
+    if name:
+        network.start(name)
+    else:
+        network.start_coordinator()
+    process = network.participants[name] if name else network.coordinator
+    assert process is not None
+    network.heal()
+    process.terminate()
+    wait_for(lambda: not process.alive, "the end")
+    assert process.status == 0
+    assert "stopped" in (directory / "log").read_text().splitlines()[-1]
 
 
 def test_a_front_has_no_file_of_the_sites_open_and_no_variable_of_its_settings(network: Processes) -> None:

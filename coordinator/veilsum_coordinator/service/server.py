@@ -309,8 +309,13 @@ def serve(config: CoordinatorConfig) -> None:
     async def main() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+
+        def heard(*_: object) -> None:
+            if not stop.is_set():
+                loop.call_soon_threadsafe(stop.set)
+
+        for number in (signal.SIGINT, signal.SIGTERM):  # not by the loop, which gives its handlers up before the process ends
+            signal.signal(number, heard)
         # what was imported and loaded until here stays: a full collection need not look at it every time
         await CoordinatorServer(config).run(stop, on_ready=lambda _: gc.freeze())
 

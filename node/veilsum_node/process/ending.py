@@ -7,6 +7,7 @@ fault of veilsum itself.
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -24,7 +25,10 @@ def end_after(work: Callable[[], object], *, as_json: bool) -> NoReturn:
         as_json: whether an error is told to a program.
     """
     try:
-        work()
+        try:
+            work()
+        finally:
+            _heed_no_signal()
     except BrokenPipeError:  # whoever read the output has seen enough
         _drop_output()
         sys.exit(1)
@@ -38,6 +42,15 @@ def end_after(work: Callable[[], object], *, as_json: bool) -> NoReturn:
     except Exception as error:  # noqa: BLE001  the last line of defence: no trace with a record's value on a screen
         sys.exit(_crashed(error, as_json))
     sys.exit(0)
+
+
+def _heed_no_signal() -> None:
+    """A process that signals told to stop is not killed by one while it ends: the interpreter, which ends too, gives up handlers
+    and would let the next one do what it does by default."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if callable(handler) and handler is not signal.default_int_handler:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _failed(error: VeilsumError, as_json: bool) -> int:

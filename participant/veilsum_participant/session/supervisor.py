@@ -194,6 +194,8 @@ class Supervisor:
                     os.read(wake, 4096)
             if control in readable and not self._answered():
                 watched = [wake]  # the guard has let go of it: it ends
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # its number may be somebody else's now
         for child in self._children.values():
             child.kill()
         for child in self._children.values():  # whoever starts the site again then meets nobody of it
