@@ -244,8 +244,8 @@ def test_a_site_in_processes_stops_as_one(network: Processes, number: signal.Sig
 def test_who_is_told_to_stop_once_more_while_it_ends_has_stopped(
     network: Processes, monkeypatch: pytest.MonkeyPatch, name: str, moment: str
 ) -> None:
-    """A coordinator, a site in one process, and the guard of one in several, whose launcher hands on a signal that the guard had
-    already: an interpreter that ends has given up its handlers."""
+    """A coordinator, a site in one process, and the guard of one in several, whose launcher hands on a signal that the guard
+    had already: an interpreter that ends has given up its handlers."""
     network.heal()
     role, module = ("participant", "veilsum_participant.session") if name else ("coordinator", VEILSUM[1])
     directory = network.directory(name) if name else network.kit.coordinator.directory

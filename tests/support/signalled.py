@@ -1,7 +1,7 @@
 """A process that is told to stop once more while it ends: ``python -P -m support.signalled MOMENT MODULE ARGUMENTS``.
 
-The moment is ``loop``, right after an event loop has closed; ``exit``, when what is registered for the interpreter's end runs; or
-``end``, when the interpreter has given up its handlers of signals and takes its modules away.
+The moment is ``loop``, right after an event loop has closed; ``exit``, when what is registered for the interpreter's end runs;
+or ``end``, when the interpreter has given up its handlers of signals and takes its modules away.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from veilsum_coordinator.service.guard import Guard
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_node.errors import HostileInput
 from veilsum_node.telemetry import log_floods
-from veilsum_node.telemetry.log_floods import LINES, MOST_PEERS, SECONDS, FloodFilter, caused_by
-from veilsum_node.telemetry.logs import LOGGER, LogSettings, start_logging
+from veilsum_node.telemetry.log_floods import LINES, MOST_PEERS, SECONDS, FloodFilter, caused_by, start_bounded_logging
+from veilsum_node.telemetry.logs import LOGGER, LogSettings
 
 
 class Scene:
@@ -98,7 +98,7 @@ def restored() -> Iterator[None]:
 def test_the_log_of_a_process_has_the_lines_and_the_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_floods, "SECONDS", 3.0)  # in which a busy machine writes the lines
     path = tmp_path / "log"
-    start_logging(LogSettings(file=path))
+    start_bounded_logging(LogSettings(file=path))
     for number in range(LINES + 50):
         extra = caused_by("rejected calls", "alpha")
         logging.getLogger("veilsum.coordinator").warning("rejected (state): %d", number, extra=extra)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from veilsum_coordinator.console.facts import Sources
 from veilsum_coordinator.console.pages import OperatorPages
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
-from veilsum_node.telemetry.logs import start_logging
+from veilsum_node.telemetry.log_floods import start_bounded_logging
 from veilsum_node.web.application import Console
 from veilsum_node.web.people import Links, Person
 from veilsum_node.web.serving import serve_with_links
@@ -34,6 +34,6 @@ def run_operator_console(sources: Sources, people: Sequence[Person], say: Callab
     Raises:
         ConfigurationError: the address cannot be listened on.
     """
-    start_logging(sources.settings.log)
+    start_bounded_logging(sources.settings.log)
     listening = open_socket(sources.settings)
     serve_with_links(operator_console(sources, listening.url), listening, people, say)

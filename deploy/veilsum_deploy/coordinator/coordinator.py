@@ -56,11 +56,11 @@ def start(config: ConfigOption = Path("coordinator.toml")) -> None:
     with loading(serves=True):  # gRPC and the database, which init does without
         from veilsum_coordinator.service.server import serve
         from veilsum_node.process.hardening import harden
-        from veilsum_node.telemetry.logs import start_logging
+        from veilsum_node.telemetry.log_floods import start_bounded_logging
 
     harden()
     settings = _load(config)
-    start_logging(settings.log)
+    start_bounded_logging(settings.log)
     serve(settings)
 
 

@@ -180,11 +180,11 @@ def serve_logins(
     """Certify people for some hours who log in with an identity provider, until SIGINT or SIGTERM."""
     from veilsum_deploy.login import issuer  # reads settings of the listener, which the other commands do without
     from veilsum_node.process.hardening import harden
-    from veilsum_node.telemetry.logs import start_logging
+    from veilsum_node.telemetry.log_floods import start_bounded_logging
 
     harden()
     settings = issuer.load_login_service(config)
-    start_logging(settings.log)
+    start_bounded_logging(settings.log)
     issuer.serve_logins(settings, now)
 
 

@@ -45,8 +45,8 @@ def end_after(work: Callable[[], object], *, as_json: bool) -> NoReturn:
 
 
 def _heed_no_signal() -> None:
-    """A process that signals told to stop is not killed by one while it ends: the interpreter, which ends too, gives up handlers
-    and would let the next one do what it does by default."""
+    """A process that signals told to stop is not killed by one while it ends: the interpreter, which ends too, gives up its
+    handlers and would let the next one do what it does by default."""
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
         if callable(handler) and handler is not signal.default_int_handler:

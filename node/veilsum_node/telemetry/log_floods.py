@@ -4,11 +4,16 @@ Only lines that a peer causes at will are bounded: those of a rejected call and 
 sessions that open and end. Each peer has a share of its own, so that one cannot silence what is said of another.
 """
 
+import atexit
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from veilsum_node.telemetry.logs import LogSettings, start_logging
+
+LOG = logging.getLogger("veilsum.log")
 
 LINES = 30
 """Lines of one kind that one peer may cause in a window."""
@@ -33,6 +38,24 @@ def caused_by(kind: str, peer: str) -> dict[str, tuple[str, str]]:
         peer: a certified name or an address.
     """
     return {ATTRIBUTE: (kind, peer)}
+
+
+def start_bounded_logging(settings: LogSettings | None = None) -> None:
+    """:func:`.logs.start_logging`, and count what a peer causes beyond some lines a minute; what was counted last is told when
+    the process ends.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    start_logging(settings)
+    flood = FloodFilter(_left_out)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(flood)
+    atexit.register(flood.flush)  # runs before the one of logging itself
+
+
+def _left_out(kind: str, peer: str, count: int) -> None:
+    LOG.warning("%d more %s of %s in the last minute were left out of the log", count, kind, peer)
 
 
 @dataclass

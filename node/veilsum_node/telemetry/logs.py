@@ -1,12 +1,11 @@
 """Logging of the long-running commands: one line an event, plain for people or JSON for programs.
 
 A line never holds an exception's own text, which may quote a record, and never a control character that a peer sent. Calls
-say what an event is about by :func:`about`; these fields are a closed list of names, numbers and digests. Lines that a peer
-causes at will are bounded (:mod:`.log_floods`).
+say what an event is about by :func:`about`; these fields are a closed list of names, numbers and digests. Where peers cause
+lines at will, these are bounded (:mod:`.log_floods`).
 """
 
 import asyncio
-import atexit
 import json
 import logging
 import os
@@ -26,14 +25,11 @@ from pydantic import Field, model_validator
 from veilsum_node.errors import ConfigurationError, VeilsumError
 from veilsum_node.fields import Frozen
 from veilsum_node.phrases import unwritable
-from veilsum_node.telemetry.log_floods import FloodFilter
 
 FRAMES = 8
 """Frames of a trace that a line keeps, the innermost ones."""
 
 LOGGER = "veilsum"
-
-LOG = logging.getLogger("veilsum.log")
 
 LONGEST_MESSAGE = 4096
 """Characters of a message that a line keeps."""
@@ -205,19 +201,8 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _left_out(kind: str, peer: str, count: int) -> None:
-    LOG.warning("%d more %s of %s in the last minute were left out of the log", count, kind, peer)
-
-
-def _bound_floods(handler: logging.Handler) -> None:
-    """Count what a peer causes beyond some lines a minute; what was counted last is told when the process ends."""
-    flood = FloodFilter(_left_out)
-    handler.addFilter(flood)
-    atexit.register(flood.flush)  # runs before the one of logging itself
-
-
 def start_logging(settings: LogSettings | None = None) -> None:
-    """Send the log where the settings say.
+    """Send the log where the settings say; who serves peers calls :func:`.log_floods.start_bounded_logging`.
 
     Raises:
         ConfigurationError: the file cannot be written.
@@ -237,7 +222,6 @@ def start_logging(settings: LogSettings | None = None) -> None:
             raise ConfigurationError(f"The log {settings.file} {unwritable(error)}.", advice) from error
     handler.setFormatter(JsonFormatter() if settings.format == "json" else LineFormatter())
     handler.addFilter(_is_event)
-    _bound_floods(handler)
     logging.raiseExceptions = False  # a full disk must not put messages and their arguments onto standard error
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger(LOGGER).setLevel(settings.level.upper())

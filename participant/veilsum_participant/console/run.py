@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, SecretStr
 
 from veilsum_node.errors import StateError
-from veilsum_node.telemetry.logs import start_logging
+from veilsum_node.telemetry.log_floods import start_bounded_logging
 from veilsum_node.web.application import Console
 from veilsum_node.web.people import Links, Person
 from veilsum_node.web.serving import serve_with_links
@@ -54,7 +54,7 @@ def run_site_console(
     config = load_participant_config(path)
     if not in_reach:
         check_reach(config)
-    start_logging(settings.log)
+    start_bounded_logging(settings.log)
     listening = open_socket(settings)
     serve_with_links(site_console(path, settings, listening.url), listening, people, say)
 

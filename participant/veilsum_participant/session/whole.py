@@ -65,13 +65,13 @@ def _serve_whole(config: Path) -> None:
 def run_whole(settings: ParticipantConfig, why: str, variables: Sequence[str]) -> None:
     """Run it in this process, and say so."""
     sys.meta_path.insert(0, INSTALLED)
-    from veilsum_node.telemetry.logs import start_logging
+    from veilsum_node.telemetry.log_floods import start_bounded_logging
     from veilsum_participant.front.answering import in_process
     from veilsum_participant.session.client import LOG, Parts, run_participant
     from veilsum_participant.settings.roles import UNCONFINED
     from veilsum_participant.settings.telling import cautions
 
-    start_logging(settings.log)
+    start_bounded_logging(settings.log)
     stated = f'isolation = "{settings.isolation}": {UNCONFINED}'
     LOG.warning("%s", f"{stated}. {why}" if why else stated)
     run_participant(settings, Parts(in_process, variables=variables, cautions=cautions(settings)))

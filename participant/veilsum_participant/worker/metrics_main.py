@@ -20,14 +20,14 @@ def main(descriptor: int, bounds: Bounds | None, listening: int, settings: str) 
         signal.signal(number, signal.SIG_IGN)
     from veilsum_node.errors import ConfigurationError
     from veilsum_node.telemetry.endpoint_settings import MetricsSettings
-    from veilsum_node.telemetry.logs import start_logging
+    from veilsum_node.telemetry.log_floods import start_bounded_logging
     from veilsum_participant.boundary.calls import Handler
     from veilsum_participant.boundary.framing import FramedSocket
     from veilsum_participant.boundary.metrics import REQUESTS
     from veilsum_participant.boundary.serving import serve
     from veilsum_participant.worker.metrics import Endpoint, told, unusable
 
-    start_logging()
+    start_bounded_logging()
     answer: Handler
     try:
         answer = Endpoint(MetricsSettings.model_validate_json(settings), socket.socket(fileno=listening)).answer
