@@ -23,7 +23,7 @@ from veilsum_coordinator.service import server as server_module
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.identity import Credentials
 from veilsum_node.telemetry import log_floods
-from veilsum_node.telemetry.logs import LogSettings, start_logging
+from veilsum_node.telemetry.log_writing import LogSettings, start_logging
 from veilsum_node.transport import dialling
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.route import Proxy, Route

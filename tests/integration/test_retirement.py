@@ -29,7 +29,7 @@ from veilsum_coordinator.results.retirement import (
 )
 from veilsum_coordinator.service.runner import Supervisor
 from veilsum_node.errors import Misuse, StateError
-from veilsum_node.telemetry.logs import LogSettings, start_logging
+from veilsum_node.telemetry.log_writing import LogSettings, start_logging
 from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.settings.config import RetentionConfig
 from veilsum_participant.store.kept import KEPT

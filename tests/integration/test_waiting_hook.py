@@ -72,8 +72,8 @@ def test_a_launcher_gives_the_command_no_variable_of_a_guards_choice(tmp_path: P
     bench = Bench(tmp_path / "bed", sys.executable, "-c", NOTE, str(note))
     ours, theirs = socket.socketpair()
     asked = {"VEILSUM_STUDIES": "ab", "PYTHONWARNINGS": "ignore", "LD_PRELOAD": "/", "PATH": "/"}
-    with ours, theirs, TemporaryFile() as given:
-        launching = Supervisor(bench.site.config, os.getpid(), ours, None)
+    with ours, theirs, TemporaryFile() as given, TemporaryFile() as words:
+        launching = Supervisor(bench.site.config, os.getpid(), ours, None, words.fileno())
         number, (ends,) = launching._hook(asked, [given.fileno()])
     with os.fdopen(ends, "rb") as told:
         wait_for(launching._children[number].over)

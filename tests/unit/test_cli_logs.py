@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import re
 import stat
@@ -16,16 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veilsum_node.errors import ConfigurationError, StateError
-from veilsum_node.telemetry.logs import (
-    EVENTS,
-    LONGEST_MESSAGE,
-    JsonFormatter,
-    LineFormatter,
-    LogSettings,
-    about,
-    printable,
-    start_logging,
-)
+from veilsum_node.telemetry.log_writing import JsonFormatter, LineFormatter, LogSettings, start_logging
+from veilsum_node.telemetry.logs import EVENTS, LONGEST_MESSAGE, about, heard, printable, said
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (INFO|WARNING|ERROR) \S.*")
 
@@ -149,6 +142,21 @@ def test_every_json_line_is_one_object_that_says_what_was_given(
     assert ("epsilon" in fields) == (epsilon is not None)
     plain = LineFormatter().format(make_record(message.replace("%", "%%"), extra=extra))
     assert plain.isprintable()
+
+
+@given(argument=st.text(), name=st.text(max_size=200), level=st.sampled_from([10, 20, 30, 40]), fails=st.booleans())
+def test_a_line_is_the_same_whichever_process_writes_it_down(argument: str, name: str, level: int, fails: bool) -> None:
+    record = make_record("said: %s", argument, extra=about("refused", study=name, epsilon=math.inf))
+    record.levelno, record.levelname, record.name = level, logging.getLevelName(level), name
+    if fails:
+        try:
+            raise StateError(argument)
+        except StateError as error:
+            record.exc_info = (StateError, error, error.__traceback__)
+    other = heard(*json.loads(json.dumps([record.created, said(record)])))
+    assert (other.levelno, other.name) == (level, printable(name))
+    for formatter in (LineFormatter(), JsonFormatter()):
+        assert formatter.format(other) == formatter.format(record)
 
 
 def test_only_what_is_known_is_in_a_line() -> None:

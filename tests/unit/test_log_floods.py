@@ -17,7 +17,8 @@ from veilsum_coordinator.service.metrics import Metrics
 from veilsum_node.errors import HostileInput
 from veilsum_node.telemetry import log_floods
 from veilsum_node.telemetry.log_floods import LINES, MOST_PEERS, SECONDS, FloodFilter, caused_by, start_bounded_logging
-from veilsum_node.telemetry.logs import LOGGER, LogSettings
+from veilsum_node.telemetry.log_writing import LogSettings
+from veilsum_node.telemetry.logs import LOGGER
 
 
 class Scene:

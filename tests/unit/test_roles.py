@@ -54,7 +54,11 @@ def test_the_front_dials_one_port_beside_names_and_has_no_file() -> None:
 
 def test_the_guard_has_no_network_and_writes_its_state_alone(tmp_path: Path) -> None:
     found = roles.guard(
-        config(state=tmp_path / "state" / "participant.db", policy={"directory": Path("/srv/site/directory.json")})
+        config(
+            state=tmp_path / "state" / "participant.db",
+            policy={"directory": Path("/srv/site/directory.json")},
+            log={"file": "/var/log/veilsum/site.log"},  # which its launcher writes
+        )
     )
     assert (found.network, found.local, found.forks, found.dial, found.listen) == (False, False, False, (), ())
     assert found.write == (tmp_path / "state",)

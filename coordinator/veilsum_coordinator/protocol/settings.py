@@ -12,7 +12,7 @@ from veilsum_node.config import located
 from veilsum_node.fields import Frozen
 from veilsum_node.overrides import Loaded, load_settings
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
-from veilsum_node.telemetry.logs import LogSettings
+from veilsum_node.telemetry.log_writing import LogSettings
 
 DATABASE_VARIABLE = "VEILSUM_DATABASE"
 """Overrides the key ``database`` as ``VEILSUM__DATABASE`` does: a URL with a password belongs into no configuration file."""

@@ -41,7 +41,8 @@ from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.endpoint import MetricsServer, MetricsSettings, write_address
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
 from veilsum_node.telemetry.log_floods import caused_by
-from veilsum_node.telemetry.logs import LogSettings, printable
+from veilsum_node.telemetry.log_writing import LogSettings
+from veilsum_node.telemetry.logs import printable
 
 LOG = logging.getLogger("veilsum.logins")
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from veilsum_node.telemetry.logs import LogSettings, start_logging
+from veilsum_node.telemetry.log_writing import LogSettings, start_logging
 
 LOG = logging.getLogger("veilsum.log")
 

@@ -1,30 +1,17 @@
-"""Logging of the long-running commands: one line an event, plain for people or JSON for programs.
+"""What the long-running commands say in their log, whoever writes it down (:mod:`.log_writing`).
 
 A line never holds an exception's own text, which may quote a record, and never a control character that a peer sent. Calls
-say what an event is about by :func:`about`; these fields are a closed list of names, numbers and digests. Where peers cause
-lines at will, these are bounded (:mod:`.log_floods`).
+say what an event is about by :func:`about`; these fields are a closed list of names, numbers and digests.
 """
 
-import asyncio
-import json
 import logging
-import os
-import sys
-import time
 import traceback
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from io import TextIOWrapper
-from logging.handlers import TimedRotatingFileHandler, WatchedFileHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from veilsum_node.errors import ConfigurationError, VeilsumError
-from veilsum_node.fields import Frozen
-from veilsum_node.phrases import unwritable
+from veilsum_node.errors import VeilsumError
 
 FRAMES = 8
 """Frames of a trace that a line keeps, the innermost ones."""
@@ -44,28 +31,7 @@ EVENTS = (
 )  # fmt: skip
 """Names of events in the field ``event``; a line without one is told in words only."""
 
-_ATTRIBUTE = "veilsum_about"
-
-
-class LogSettings(Frozen):
-    """The table ``[log]``; a text in its place names the file.
-
-    Attributes:
-        file: appended to, and opened again when it was rotated; standard error without it.
-        format: ``line`` for people, ``json`` for programs: one object per line.
-        level: of the project's own messages; those of libraries show from ``warning`` on.
-        days: with a file: begin a new one every day, and delete what is older than so many days; None leaves both to others.
-    """
-
-    file: Path | None = None
-    format: Literal["line", "json"] = "line"
-    level: Literal["debug", "info", "warning"] = "info"
-    days: int | None = Field(default=None, ge=1, le=36500)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: object) -> object:
-        return {"file": value} if isinstance(value, str | Path) else value
+_ATTRIBUTE, _SAID = "veilsum_about", "veilsum_said"
 
 
 def about(
@@ -127,40 +93,30 @@ def _public(item: object) -> object:
     return type(item).__name__ if foreign else item
 
 
-class LineFormatter(logging.Formatter):
-    """``2026-01-31T12:00:00Z INFO message``; a trace becomes the exception's type and places in the code."""
+def said(record: logging.LogRecord) -> dict[str, Any]:
+    """What a record says, as JSON has it: level, logger and message, what :func:`about` gave, and an exception's type with its
+    places in the code."""
+    if (known := getattr(record, _SAID, None)) is not None:
+        return dict(known)
+    fields: dict[str, Any] = {
+        "level": record.levelname.lower(),
+        "logger": printable(record.name),
+        "message": _message(record),
+    }
+    given = getattr(record, _ATTRIBUTE, None)
+    if isinstance(given, Mapping):
+        fields |= {name: _bounded(value) for name, value in given.items()}
+    if record.exc_info and record.exc_info[0] is not None:
+        fields["exception"] = {"type": record.exc_info[0].__name__, "at": _places(record.exc_info[2])}
+    return fields
 
-    converter = staticmethod(time.gmtime)
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a record into one line."""
-        line = f"{self.formatTime(record, self.datefmt)} {record.levelname} {_message(record)}"
-        if record.exc_info and record.exc_info[0] is not None:
-            line += f" [{record.exc_info[0].__name__} at {_places(record.exc_info[2])}]"
-        return line
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line, in ASCII: time, level, logger and message, what :func:`about` gave, and an exception's type."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a record into one line."""
-        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        fields: dict[str, Any] = {
-            "time": moment.replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "logger": printable(record.name),
-            "message": _message(record),
-        }
-        given = getattr(record, _ATTRIBUTE, None)
-        if isinstance(given, Mapping):
-            fields |= {name: _bounded(value) for name, value in given.items()}
-        if record.exc_info and record.exc_info[0] is not None:
-            fields["exception"] = {"type": record.exc_info[0].__name__, "at": _places(record.exc_info[2])}
-        return json.dumps(fields, ensure_ascii=True, allow_nan=False)
+def heard(moment: float, fields: Mapping[str, Any]) -> logging.LogRecord:
+    """The record of what :func:`said` made of one in another process, at a time in Unix seconds."""
+    level = str(fields["level"]).upper()
+    number = logging.getLevelNamesMapping()[level]
+    told = {"name": fields["logger"], "levelname": level, "levelno": number, "created": moment, _SAID: fields}
+    return logging.makeLogRecord(told)
 
 
 def _bounded(value: object) -> object:
@@ -172,56 +128,3 @@ def _bounded(value: object) -> object:
 def _places(trace: TracebackType | None) -> str:
     frames = traceback.extract_tb(trace)[-FRAMES:]
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames)) or "?"
-
-
-def _is_event(record: logging.LogRecord) -> bool:
-    """Everything but gRPC's report that a stream was cancelled, which is how open streams end when a server stops."""
-    kind = record.exc_info[0] if record.exc_info else None
-    return not (record.name.startswith("grpc") and kind is not None and issubclass(kind, asyncio.CancelledError))
-
-
-class PrivateFileHandler(WatchedFileHandler):
-    """Keeps a log to its owner also when it is made anew after a rotation, whatever the umask."""
-
-    def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_private)
-
-
-class DailyFileHandler(TimedRotatingFileHandler):
-    """Begins a new private file at midnight UTC, and deletes the files of days that are held no longer."""
-
-    def __init__(self, path: Path, days: int) -> None:
-        super().__init__(path, when="midnight", utc=True, backupCount=days, encoding="utf-8")
-
-    def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_private)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def start_logging(settings: LogSettings | None = None) -> None:
-    """Send the log where the settings say; who serves peers calls :func:`.log_floods.start_bounded_logging`.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
-    settings = settings or LogSettings()
-    handler: logging.Handler
-    if settings.file is None:
-        handler = logging.StreamHandler(sys.stderr)
-    else:
-        try:
-            if settings.days is None:
-                handler = PrivateFileHandler(settings.file, encoding="utf-8")
-            else:
-                handler = DailyFileHandler(settings.file, settings.days)
-        except OSError as error:
-            advice = "Check the directory and its permissions."
-            raise ConfigurationError(f"The log {settings.file} {unwritable(error)}.", advice) from error
-    handler.setFormatter(JsonFormatter() if settings.format == "json" else LineFormatter())
-    handler.addFilter(_is_event)
-    logging.raiseExceptions = False  # a full disk must not put messages and their arguments onto standard error
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger(LOGGER).setLevel(settings.level.upper())

@@ -15,7 +15,7 @@ from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_node.oidc.provider import ProviderSettings
-from veilsum_node.telemetry.logs import LogSettings
+from veilsum_node.telemetry.log_writing import LogSettings
 
 UNIX = "unix:"
 

@@ -3,7 +3,8 @@
 The parent is what an operator started: it holds no key and no record, speaks to nobody, and hands signals on. It ends as the
 guard ends; if it is killed, the kernel ends the others with it. Each of those is an interpreter of its own that inherits a
 socket to the guard and nothing else (:data:`ROLES`), confined to what it is for (:mod:`veilsum_participant.settings.roles`).
-The guard can start nothing itself: it asks for a process, and has one ended that it no longer trusts.
+The guard can start nothing itself: it asks for a process, and has one ended that it no longer trusts. Nor does it open a file
+for its log: the launcher writes down what it says, and what the others do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import gc
 import json
 import logging
 import os
-import re
 import select
 import socket
 import subprocess
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from veilsum_node.errors import HostileInput, Unavailable
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent
-from veilsum_node.telemetry.logs import printable
+from veilsum_node.telemetry.logs import LOGGER, said
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.framing import Caller, SealedMemory, pair
@@ -55,8 +55,6 @@ START_SECONDS = 60.0
 """How long the launcher may take to start a process."""
 
 LONGEST = 64 * 1024
-_LONGEST_LINE = 2000
-_LINE = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)")  # of veilsum_node.telemetry.logs
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,7 @@ class LaunchStarter:
         Raises:
             Unavailable: it cannot be started.
         """
-        number, (line, words) = self._ask({"start": role, "of": of}, 2)
-        threading.Thread(target=_repeat, args=(role, words), name=role, daemon=True).start()
+        number, (line,) = self._ask({"start": role, "of": of}, 1)
         return Launched(socket.socket(fileno=line), lambda: self._end(number))
 
     def begin(self, command: Sequence[str], variables: Mapping[str, str], given: bytes) -> Running:
@@ -254,24 +251,30 @@ def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
     """
     ours, theirs = pair()
     heard, told = os.pipe()
+    words, says = os.pipe()
     gc.freeze()  # what both have in common stays in common
     launcher = os.getpid()
     child = os.fork()
     if child:
         theirs.close()
-        os.close(heard)
+        for descriptor in (heard, says):
+            os.close(descriptor)
         from veilsum_participant.session.supervisor import supervise  # which the guard does without
 
-        return supervise(path, child, ours, told)
+        return supervise(path, child, ours, told, words)
     ours.close()
-    os.close(told)
+    for descriptor in (told, words):
+        os.close(descriptor)
     end_with_parent(parent=launcher)
-    with os.fdopen(heard, "rb") as words:
-        said = words.read()
-    if not said:  # the launcher ends, or is the whole site
+    with os.fdopen(heard, "rb") as telling:
+        settings = telling.read()
+    if not settings:  # the launcher ends, or is the whole site
         os._exit(0)
-    given = Given.from_bytes(said)
-    confine(given.bounds, keep=[theirs.fileno()], program=given.filter)
+    given = Given.from_bytes(settings)
+    confine(given.bounds, keep=[theirs.fileno(), says], program=given.filter)
+    logging.raiseExceptions = False
+    logging.basicConfig(handlers=[_ToLauncher(says)], level=logging.WARNING, force=True)
+    logging.getLogger(LOGGER).setLevel(given.config.log.level.upper())
     starter = LaunchStarter(theirs)
     parts = Parts(
         Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, starter.verify,
@@ -280,20 +283,14 @@ def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
     return given.config, parts
 
 
-def _repeat(role: str, descriptor: int) -> None:
-    """Log what a process writes to its standard error: its own log, and of a front a library's words or the trace of its end.
+class _ToLauncher(logging.Handler):
+    """Says to the launcher what the guard logs."""
 
-    Of what meets records only lines of the log are repeated, which hold no value of theirs.
-    """
-    with open(descriptor, "rb", buffering=0) as words:
-        kept = b""
-        while piece := words.read(4096):
-            *lines, kept = (kept + piece).split(b"\n")
-            if len(kept) > _LONGEST_LINE:
-                lines, kept = [*lines, kept], b""
-            for line in filter(bytes.strip, lines):
-                text = printable(line[:_LONGEST_LINE].decode("utf-8", "replace"))
-                if (own := _LINE.fullmatch(text)) is not None:
-                    LOG.log(logging.getLevelNamesMapping()[own[1]], "%s: %s", role, own[2])
-                elif role in (FRONT, "compiler"):
-                    LOG.warning("%s: %s", role, text)
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._words = os.fdopen(descriptor, "wb")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            self._words.write(json.dumps([record.created, said(record)]).encode() + b"\n")
+            self._words.flush()

@@ -60,7 +60,6 @@ def serve(config: Path) -> None:
 
     with loading(serves=True):  # Arrow and the database
         from veilsum_node.process.hardening import harden
-        from veilsum_node.telemetry.logs import start_logging
         from veilsum_participant.session.client import run_participant
         from veilsum_participant.session.launcher import Whole, divide
 
@@ -72,6 +71,4 @@ def serve(config: Path) -> None:
 
         run_whole(*divided)
         return
-    settings, parts = divided
-    start_logging(settings.log)
-    run_participant(settings, parts)
+    run_participant(*divided)

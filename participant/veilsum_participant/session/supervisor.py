@@ -1,13 +1,15 @@
 """What stays of a site in processes when its guard has begun: it starts the others, hands signals on, and ends as that ends.
 
-It holds no key and no record, and speaks to nobody. A guard does not load it.
+It holds no key and no record, and speaks to nobody. It writes the log of all of them. A guard does not load it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -25,6 +27,8 @@ from veilsum_node.process.confinement import Bounds
 from veilsum_node.process.system_calls import packed_filter
 from veilsum_node.telemetry.binding import bound, write_address
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
+from veilsum_node.telemetry.log_writing import start_logging
+from veilsum_node.telemetry.logs import heard, printable
 from veilsum_participant.boundary.framing import pair
 from veilsum_participant.session import launcher
 from veilsum_participant.session.hooks import STUDIES
@@ -46,12 +50,18 @@ from veilsum_participant.settings.roles import (
 )
 from veilsum_participant.settings.telling import cautions
 
+LOG = logging.getLogger("veilsum.participant")
+
 MOST_PROCESSES = 64
 LONGEST_END = 5
 """Seconds that a killed process may take to end, as while it waits for a disk, before the site ends without it."""
 
+GUARD = "guard"
+_LONGEST_LINE = 2000
+_LINE = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)")  # of veilsum_node.telemetry.log_writing
 
-def supervise(path: Path, child: int, control: socket.socket, told: int) -> Whole:
+
+def supervise(path: Path, child: int, control: socket.socket, told: int, words: int) -> Whole:
     """Read the configuration, tell the guard what it says, and supervise; where it says that the site is one process, let the
     guard go and return.
 
@@ -60,27 +70,30 @@ def supervise(path: Path, child: int, control: socket.socket, told: int) -> Whol
         child: the guard's number.
         control: to the guard.
         told: a pipe to the guard, which ends if nothing comes.
+        words: a pipe from it, of what it logs.
 
     Raises:
         ConfigurationError: as of :func:`~veilsum_participant.session.launcher.divide`.
     """
     try:
-        with os.fdopen(told, "wb") as words:
+        with os.fdopen(told, "wb") as telling:
             config, variables = load_participant_config(path), tuple(set_variables())
             if (why := unconfined(config)) is None:
                 for fault in confinement_faults(config):
                     raise fault
+                start_logging(config.log)
                 listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
                 bounds = guard(config, path)
                 given = Given(config, bounds, address, variables, tuple(cautions(config)), packed_filter(bounds, child))
                 with contextlib.suppress(BrokenPipeError):
-                    words.write(given.to_bytes())
+                    telling.write(given.to_bytes())
         if why is None:
-            Supervisor(config, child, control, listening).run()
+            Supervisor(config, child, control, listening, words).run()
     except ConfigurationError:
         os.waitpid(child, 0)
         raise
     control.close()
+    os.close(words)
     os.waitpid(child, 0)
     return Whole(config, why, variables)
 
@@ -168,10 +181,13 @@ class _Command:
 class Supervisor:
     """The parent's loop."""
 
-    def __init__(self, config: ParticipantConfig, child: int, control: socket.socket, listening: socket.socket | None) -> None:
+    def __init__(
+        self, config: ParticipantConfig, child: int, control: socket.socket, listening: socket.socket | None, words: int
+    ) -> None:
         self._config, self._guard, self._control, self._listening = config, child, control, listening
         self._children: dict[int, _Child | _Command | _Fork] = {}
-        self._ready: tuple[int, socket.socket, int] | None = None
+        self._words = {words: (GUARD, b"")}  # of processes: what they are, and the line that each has begun
+        self._ready: tuple[int, socket.socket] | None = None
         self._last = 0
 
     def run(self) -> NoReturn:
@@ -188,14 +204,19 @@ class Supervisor:
         with contextlib.suppress(OSError, VeilsumError):  # then the guard is told, when it asks
             self._ready = self._spawn(FRONT, "")  # while the guard still opens its ledger
         while (status := self._ended()) is None:
-            readable, _, _ = select.select(watched, [], [])
+            readable, _, _ = select.select([*watched, *self._words], [], [])
             if wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
+            for descriptor in self._words.keys() & set(readable):
+                self._hear(descriptor)
             if control in readable and not self._answered():
                 watched = [wake]  # the guard has let go of it: it ends
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # its number may be somebody else's now
+        for descriptor in [of for of, (role, _) in self._words.items() if role == GUARD]:
+            while self._hear(descriptor):  # its last words
+                pass
         for child in self._children.values():
             child.kill()
         for child in self._children.values():  # whoever starts the site again then meets nobody of it
@@ -206,6 +227,20 @@ class Supervisor:
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         os._exit(abs(status))
+
+    def _hear(self, descriptor: int) -> bool:
+        """Write down what a process says next; whether it may say more."""
+        (role, kept), piece = self._words[descriptor], os.read(descriptor, LONGEST)
+        *lines, kept = (kept + piece).split(b"\n")
+        if role != GUARD and len(kept) > _LONGEST_LINE:
+            lines, kept = [*lines, kept], b""
+        for line in filter(bytes.strip, lines):
+            _write(role, line)
+        self._words[descriptor] = role, kept
+        if not piece:
+            os.close(descriptor)
+            del self._words[descriptor]
+        return bool(piece)
 
     def _forward(self, number: int, _: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -248,8 +283,8 @@ class Supervisor:
             elif "verify" in asked:
                 answer["number"], passed = self._verify(bytes.fromhex(asked["verify"]))
             else:
-                number, line, words = self._taken(asked["start"], asked["of"])
-                answer["number"], passed = number, [line.detach(), words]
+                answer["number"], line = self._taken(asked["start"], asked["of"])
+                passed = [line.detach()]
         except (OSError, VeilsumError) as error:
             answer["error"] = error.message if isinstance(error, VeilsumError) else type(error).__name__
         with contextlib.suppress(OSError):
@@ -258,12 +293,12 @@ class Supervisor:
             os.close(descriptor)
         return True
 
-    def _taken(self, role: str, of: str) -> tuple[int, socket.socket, int]:
+    def _taken(self, role: str, of: str) -> tuple[int, socket.socket]:
         ready, self._ready = self._ready if role == FRONT else None, None if role == FRONT else self._ready
         return ready or self._spawn(role, of)
 
-    def _spawn(self, role: str, of: str) -> tuple[int, socket.socket, int]:
-        """Start a process: its number, the guard's end of the line to it, and where its standard error can be read.
+    def _spawn(self, role: str, of: str) -> tuple[int, socket.socket]:
+        """Start a process: its number, and the guard's end of the line to it.
 
         Raises:
             OSError, VeilsumError: it cannot be started.
@@ -293,7 +328,8 @@ class Supervisor:
             raise
         self._last += 1
         self._children[self._last] = process
-        return self._last, line, words
+        self._words[words] = role, b""
+        return self._last, line
 
     def _given(self, role: str) -> tuple[list[int], list[str]]:
         """Descriptors and arguments that a process is started with beside its line and bounds."""
@@ -328,3 +364,17 @@ class Supervisor:
         self._last += 1
         self._children[self._last] = _Command(running, told)
         return self._last, [ends]
+
+
+def _write(role: str, line: bytes) -> None:
+    """Write a line down: what the guard logs; of the others their own log, and of a front a library's words or the trace of
+    its end. Of what meets records only lines of the log are written, which hold no value of theirs."""
+    if role == GUARD:
+        record = heard(*json.loads(line))
+        logging.getLogger(record.name).handle(record)
+        return
+    text = printable(line[:_LONGEST_LINE].decode("utf-8", "replace"))
+    if (own := _LINE.fullmatch(text)) is not None:
+        LOG.log(logging.getLevelNamesMapping()[own[1]], "%s: %s", role, own[2])
+    elif role in (FRONT, "compiler"):
+        LOG.warning("%s: %s", role, text)

@@ -23,7 +23,7 @@ from pydantic import (
 from veilsum_node.addresses import address_to_dial
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
-from veilsum_node.telemetry.logs import LogSettings
+from veilsum_node.telemetry.log_writing import LogSettings
 from veilsum_node.transport.route import Route
 from veilsum_node.transport.route_settings import RouteSettings
 from veilsum_participant.settings.dataset_config import DatasetConfig, EncoderConfig

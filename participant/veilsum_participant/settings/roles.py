@@ -59,10 +59,7 @@ def guard(config: ParticipantConfig, path: Path | None = None) -> Bounds:
     read += [offered.schema_file for offered in config.datasets.values() if offered.schema_file is not None]
     read += [item.path for item in config.encoders.values()]  # a study's program is found by its hash
     read += [path for path in (config.ca_bundle, config.proxy_password_file) if path is not None]
-    write = [config.state.resolve().parent]
-    if config.log.file is not None:  # made anew when it is rotated
-        write.append(config.log.file.resolve().parent)
-    return Bounds(read=tuple(read), write=tuple(dict.fromkeys(write)), alters=True)
+    return Bounds(read=tuple(read), write=(config.state.resolve().parent,), alters=True)
 
 
 def reader(config: ParticipantConfig, dataset: str) -> Bounds:

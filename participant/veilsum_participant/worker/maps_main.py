@@ -17,7 +17,7 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
         if bounds is not None:
             confine(bounds, keep=(descriptor,))
         with loading(serves=True):
-            from veilsum_node.telemetry.logs import start_logging
+            from veilsum_node.telemetry.log_writing import start_logging
             from veilsum_participant.boundary.framing import FramedSocket
             from veilsum_participant.boundary.maps import REQUESTS
             from veilsum_participant.boundary.serving import serve
