@@ -22,10 +22,10 @@ from veilsum.privacy_loss import finite, read_spending
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.file_names import write_files
 from veilsum_node.identity import Credentials, Label
-from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.randomness import SYSTEM_RANDOM, spread
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import open_channel
-from veilsum_node.transport.connection import explain, hello, split_address, spread
+from veilsum_node.transport.connection import explain, hello, split_address
 from veilsum_node.transport.dialling import AwayError, BrokenOffError, as_route
 from veilsum_node.transport.route import Route
 from veilsum_privacy.ledger.entries import Mechanism

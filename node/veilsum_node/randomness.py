@@ -26,3 +26,8 @@ class SystemRandom:
 
 
 SYSTEM_RANDOM = SystemRandom()
+
+
+def spread(pause: float, random: RandomSource) -> float:
+    """Between half of a pause and all of it, at random: not all that lost one coordinator dial it at once."""
+    return pause * (0.5 + int.from_bytes(random.bytes(2), "big") / 2**17)

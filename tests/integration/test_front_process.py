@@ -33,6 +33,7 @@ from veilsum_participant.boundary.serving import serve
 from veilsum_participant.front.answering import Front, in_process, told
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
+from veilsum_participant.settings.telling import dialling
 from veilsum_privacy.ledger.entries import Kind
 
 NAMES = "abc"
@@ -308,7 +309,7 @@ def _channel(bed: TestBed, hijacked: Hijacked, address: str) -> SiteChannel:
     site = bed.sites["a"]
     site.config = site.config.model_copy(update={"coordinator": address})
     channel = SiteChannel(Direct(hijacked.answer, told), site.credentials, site.clock)
-    channel.dial(site.config.route)
+    channel.dial(dialling(site.config.route))
     return channel
 
 

@@ -37,6 +37,7 @@ from veilsum_participant.session import client as sessions
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.client import Client, open_site
 from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.settings.telling import dialling
 from veilsum_participant.site import SiteObserver
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_proto import federation_pb2 as pb
@@ -202,7 +203,7 @@ def flood(client: Client, counts: list[int]) -> None:
     own = client.core.site
     front = Front()
     channel = SiteChannel(Direct(front.answer, told), own.credentials, own.clock)
-    channel.dial(own.config.route)
+    channel.dial(dialling(own.config.route))
     turn = 0
     while True:
         turn += 1

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from support.hospital import HospitalAuthority
 from support.network import PATIENCE
 from veilsum.access import resolve_access
-from veilsum_node.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError, Unavailable
 from veilsum_node.overrides import PREFIX
 from veilsum_node.transport.dialling import UnreachableError, _answer, _refused, connect
 from veilsum_node.transport.route import Proxy, Route, plan_route, unused_proxy_variables
-from veilsum_participant.settings.config import load_participant_config
+from veilsum_participant.boundary.framing import pair
+from veilsum_participant.boundary.front import Dial
+from veilsum_participant.session.launcher import LaunchStarter
+from veilsum_participant.session.supervisor import Supervisor
+from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
+from veilsum_participant.settings.telling import dialling
 
 BASE = 'coordinator = "coordinator.example:8461"\n{keys}\n[datasets.records]\npath = "records.csv"\n'
+BUNDLE, OTHER = HospitalAuthority().pem, HospitalAuthority().pem
 VARIABLES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "grpc_proxy", "GRPC_ADDRESS_HTTP_PROXY", "no_proxy", "NO_PROXY")
 
 
@@ -131,6 +139,48 @@ def test_a_bundle_is_read_anew_each_time(tmp_path: Path) -> None:
     first = plan_route("there:1", ca_bundle=bundle)
     bundle.write_bytes(HospitalAuthority().pem)
     assert plan_route("there:1", ca_bundle=bundle).roots not in (b"", first.roots)
+
+
+@contextmanager
+def supervised(config: ParticipantConfig) -> Iterator[tuple[LaunchStarter, Callable[[], None]]]:
+    """A guard's side of a launcher, and how that answers once."""
+    ours, theirs = pair()
+    with ours, theirs, TemporaryFile() as words:
+        launching = Supervisor(config, os.getpid(), ours, None, words.fileno())
+        yield LaunchStarter(theirs), lambda: threading.Thread(target=launching._answered, daemon=True).start()
+
+
+@given(
+    user=st.from_regex(r"[^:\x00-\x1f\x7f]{1,256}", fullmatch=True), password=st.text(st.characters(codec="utf-8"), min_size=1)
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_guard_is_told_the_way_as_it_is_now(tmp_path: Path, user: str, password: str) -> None:
+    """Also where it cannot be told: its launcher reads the files, anew each time."""
+    assume(password.isprintable())
+    bundle, secret = tmp_path / "roots.pem", tmp_path / "secret"
+    secret.unlink(missing_ok=True)
+    keys = {"proxy": "proxy.example:3128", "proxy_user": user, "proxy_password_file": secret, "ca_bundle": bundle}
+    bundle.write_bytes(BUNDLE)
+    made = ParticipantConfig.model_validate(
+        {
+            "coordinator": "there:1",
+            "datasets": {"records": {"path": tmp_path}},
+            "identity": tmp_path,
+            "state": tmp_path / "x",
+            **keys,
+        }
+    )
+    with supervised(made) as (starter, answer):
+        answer()
+        with pytest.raises(Unavailable, match="does not exist"):
+            starter.way()
+        secret.touch(mode=0o600)
+        secret.write_text(password)
+        answer()
+        assert starter.way() == Dial("there:1", "proxy.example:3128", user, password, BUNDLE)
+        bundle.write_bytes(OTHER)
+        answer()
+        assert starter.way() == dialling(made.route)
 
 
 @contextmanager

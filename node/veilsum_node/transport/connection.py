@@ -17,10 +17,10 @@ from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import greet
 from veilsum_node.transport.dialling import BrokenOffError, UnreachableError, as_route, connect
 from veilsum_node.transport.handshake import TlsParty, own_certificate_refused, shake_hands
-from veilsum_node.transport.route import Route, split_address, spread
+from veilsum_node.transport.route import Route, split_address
 from veilsum_proto.services import CoordinationStub
 
-__all__ = ["Greeting", "UnreachableError", "explain", "hello", "probe_tcp", "probe_tls", "split_address", "spread"]
+__all__ = ["Greeting", "UnreachableError", "explain", "hello", "probe_tcp", "probe_tls", "split_address"]
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """Connection preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""

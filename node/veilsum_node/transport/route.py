@@ -18,7 +18,6 @@ from pathlib import Path
 from veilsum_node.errors import ConfigurationError, Misuse, raising
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
 from veilsum_node.phrases import unreadable
-from veilsum_node.randomness import RandomSource
 
 ENVIRONMENT = "environment"
 """Value of the key ``proxy`` that lets the variables https_proxy and no_proxy decide."""
@@ -71,11 +70,6 @@ class Route:
 
     def __str__(self) -> str:
         return self.address if self.proxy is None else f"{self.address} through the proxy {self.proxy.address}"
-
-
-def spread(pause: float, random: RandomSource) -> float:
-    """Between half of a pause and all of it, at random: not all that lost one coordinator dial it at once."""
-    return pause * (0.5 + int.from_bytes(random.bytes(2), "big") / 2**17)
 
 
 def plan_route(

@@ -7,6 +7,7 @@ that lies can keep silent, say that calls fail, or hand on what a malicious coor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable
@@ -14,7 +15,6 @@ from veilsum_node.identity import Credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.greeting import verify_greeting
-from veilsum_node.transport.route import Route
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Peer
 from veilsum_participant.boundary.encoding import Inquiry, Message, read
@@ -63,29 +63,19 @@ class SiteChannel:
         self.coordinator, self.coordinator_certificate, self.coordinator_end = "", b"", 0
         self.version = 0
 
-    def dial(self, way: Route, shown: Credentials | None = None) -> None:
+    def dial(self, way: says.Dial, shown: Credentials | None = None) -> None:
         """Open a channel to the coordinator.
 
         Args:
-            way: to it.
+            way: to it, as yet without a key.
             shown: what the connection shows, of a key for that alone; the site's own by default.
 
         Raises:
             Unavailable: the front cannot open one; says why.
         """
-        proxy, used = way.proxy, shown or self._credentials
-        request = says.Dial(
-            address=way.address,
-            proxy="" if proxy is None else proxy.address,
-            proxy_user="" if proxy is None else proxy.user,
-            proxy_password="" if proxy is None else proxy.password,
-            roots=way.roots,
-            authority=used.authority_pem,
-            certificate=used.certificate_pem,
-            key=used.key_pem,
-        )
+        used = shown or self._credentials
         try:
-            self._ask(request)
+            self._ask(replace(way, authority=used.authority_pem, certificate=used.certificate_pem, key=used.key_pem))
         except UndeliveredError as error:
             raise Unavailable(error.details) from error
 

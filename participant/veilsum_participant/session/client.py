@@ -16,7 +16,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,12 +27,11 @@ from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.renewal import ExpiryLog, Renewal, renewed_credentials
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TRANSPORT_FOLDER, load_transport
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
-from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.randomness import SYSTEM_RANDOM, spread
 from veilsum_node.state_lock import StateLock
 from veilsum_node.telemetry.logs import about
-from veilsum_node.transport.route import spread, unused_proxy_variables
 from veilsum_participant.boundary.calls import Peer
-from veilsum_participant.boundary.front import STALE, Directive, DirectiveKind, Status
+from veilsum_participant.boundary.front import STALE, Dial, Directive, DirectiveKind, Status
 from veilsum_participant.datasets import Datasets
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
@@ -152,14 +151,17 @@ class Client:
         site: the participant's.
         fronts: gives the front to ask in a session; another one where the one before is out of order.
         begin: how the command ``hooks.waiting`` is run.
+        way: the way to the coordinator, as it is now; None for what this process reads of the configuration.
     """
 
-    def __init__(self, site: Site, fronts: Callable[[], Peer], begin: Begin | None = None) -> None:
+    def __init__(
+        self, site: Site, fronts: Callable[[], Peer], begin: Begin | None = None, way: Callable[[], Dial] | None = None
+    ) -> None:
         self.core = ParticipantCore(site)
         self._site = site
         site.patience = REFUSING_SECONDS
         self._stopping, self._ended = threading.Event(), threading.Event()
-        self._fronts = fronts
+        self._fronts, self._way = fronts, way or _own_way(site)
         self._channel: SiteChannel | None = None
         self._inbox: queue.Queue[Directive | Exception | None] = queue.Queue(maxsize=WAITING)
         self._opened = False
@@ -254,7 +256,7 @@ class Client:
         self._certificate.take()
         self._certificate.check()
         channel = SiteChannel(self._fronts(), self._site.credentials, self._site.clock, self._site.random)
-        channel.dial(self._site.config.route, self._certificate.shown())
+        channel.dial(self._way(), self._certificate.shown())
         self._channel = channel
         try:
             if self._stopping.is_set():  # whoever stopped may have looked for a channel before there was one
@@ -410,6 +412,12 @@ class Client:
                 LOG.error("cannot act on deadlines: %s", error)
 
 
+def _own_way(site: Site) -> Callable[[], Dial]:
+    from veilsum_participant.settings.telling import dialling  # of a site that is one process
+
+    return lambda: dialling(site.config.route)
+
+
 def _waiting_hook(site: Site, begin: Begin | None) -> WaitingHook | None:
     """What tells the site's own command of waiting studies; None where it names none."""
     if not site.config.hooks.waiting:
@@ -441,8 +449,7 @@ class Parts:
         starter: of the process that serves metrics; None for this one.
         served: where that serves them.
         verify: how the ledger is verified; None for this process.
-        variables: of the environment that set a key of the configuration.
-        cautions: what is said of it at each start.
+        way: as of :class:`Client`.
     """
 
     fronts: Callable[[], Peer]
@@ -452,38 +459,28 @@ class Parts:
     starter: WorkerStarter | None = None
     served: str = ""
     verify: Verify | None = None
-    variables: Sequence[str] = ()
-    cautions: Sequence[str] = ()
+    way: Callable[[], Dial] | None = None
 
 
 def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     """Run a participant until SIGINT or SIGTERM."""
-    way = config.route
-    if config.proxy is None and (ignored := unused_proxy_variables()):
-        LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
-    if parts.variables:
-        LOG.info("the environment sets %s", ", ".join(parts.variables))
-    LOG.info("connecting to the coordinator at %s", way)
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
-    client = Client(
-        open_site(config, same_key=True, datasets=parts.datasets, studies=parts.studies), parts.fronts, parts.begin
-    )
-    record_policy(client.core.site)
-    client.core.site.hold_against_schemas()
-    for name in filter(client.core.site.withheld, config.datasets):
+    site = open_site(config, same_key=True, datasets=parts.datasets, studies=parts.studies)
+    client = Client(site, parts.fronts, parts.begin, parts.way)
+    record_policy(site)
+    site.hold_against_schemas()
+    for name in filter(site.withheld, config.datasets):
         LOG.warning("dataset %s is withheld: more of its cells match nothing in its schema than most_unmatched", name)
-    for caution in parts.cautions:
-        LOG.warning("%s", caution)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
-    LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), watched(client.core.site, parts.starter, parts.served, parts.verify):
+    LOG.info("participant %s starts", site.name, extra=about("started", participant=site.name))
+    with contextlib.suppress(KeyboardInterrupt), watched(site, parts.starter, parts.served, parts.verify):
         client.run()
-    client.core.site.datasets.close()
-    client.core.site.studies.close()
-    client.core.site.database.close()
+    site.datasets.close()
+    site.studies.close()
+    site.database.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))
 

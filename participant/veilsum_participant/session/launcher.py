@@ -31,7 +31,7 @@ from veilsum_node.telemetry.logs import LOGGER, said
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.framing import Caller, SealedMemory, pair
-from veilsum_participant.boundary.front import Failed
+from veilsum_participant.boundary.front import Dial, Failed
 from veilsum_participant.boundary.verifying import MOST_SAID, SECONDS, LedgerSaid
 from veilsum_participant.session.client import Parts
 from veilsum_participant.settings.told import told_config
@@ -133,6 +133,15 @@ class LaunchStarter:
             raise Unavailable("What verifies the ledger ended, or says nothing that there is to say.")
         return found
 
+    def way(self) -> Dial:
+        """The way to the coordinator, by files that the launcher reads.
+
+        Raises:
+            Unavailable: one of them is not in order.
+        """
+        _, (told,) = self._ask({"way": True}, 1)
+        return read(SealedMemory.received(told).view(), Dial)
+
     def _ask(self, what: dict[str, Any], count: int, passed: Sequence[int] = ()) -> tuple[int, list[int]]:
         try:
             with self._lock:
@@ -142,8 +151,9 @@ class LaunchStarter:
             raise Unavailable("The site's launcher does not answer.", "Start the participant again.") from error
         answer = json.loads(said or b"{}")
         if len(descriptors) != count:
-            raise Unavailable(f"A process cannot be started: {answer.get('error', 'the launcher has ended')}.")
-        return answer["number"], descriptors
+            told = str(answer.get("error", "it has ended"))
+            raise Unavailable(f"The site's launcher cannot do what it is asked for: {told.rstrip('.')}.")
+        return answer.get("number", 0), descriptors
 
     def _end(self, number: int) -> None:
         with self._lock, contextlib.suppress(OSError):
@@ -196,30 +206,25 @@ class Given(NamedTuple):
         config: the site's.
         bounds: of the guard.
         served: where metrics are served.
-        variables: of the environment that set a key of the configuration.
-        cautions: what is said of it at each start.
         filter: of its system calls, as the kernel reads it.
     """
 
     config: ParticipantConfig
     bounds: Bounds
     served: str
-    variables: tuple[str, ...]
-    cautions: tuple[str, ...]
     filter: bytes
 
     def to_bytes(self) -> bytes:
         """As :meth:`from_bytes` reads it: data, for what holds keys runs nothing that it is told."""
         from veilsum_participant.settings.telling import stated  # of the launcher
 
-        return json.dumps([stated(self.config), self.bounds.to_text(), *self[2:-1], self.filter.hex()]).encode()
+        return json.dumps([stated(self.config), self.bounds.to_text(), self.served, self.filter.hex()]).encode()
 
     @classmethod
     def from_bytes(cls, said: bytes) -> Self:
         """What :meth:`to_bytes` wrote; the launcher has checked it."""
-        config, bounds, served, variables, cautions, calls = json.loads(said)
-        told = Bounds.from_text(bounds), served, tuple(variables), tuple(cautions), bytes.fromhex(calls)
-        return cls(told_config(config), *told)
+        config, bounds, served, calls = json.loads(said)
+        return cls(told_config(config), Bounds.from_text(bounds), served, bytes.fromhex(calls))
 
 
 class Whole(NamedTuple):
@@ -228,7 +233,7 @@ class Whole(NamedTuple):
     Attributes:
         config: the site's.
         why: it is not divided, in words; empty where its operator wants it so.
-        variables: as of :class:`Given`.
+        variables: of the environment that set a key of the configuration.
     """
 
     config: ParticipantConfig
@@ -278,7 +283,7 @@ def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
     starter = LaunchStarter(theirs)
     parts = Parts(
         Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, starter.verify,
-        given.variables, given.cautions,
+        starter.way,
     )  # fmt: skip
     return given.config, parts
 

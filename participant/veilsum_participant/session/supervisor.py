@@ -29,7 +29,7 @@ from veilsum_node.telemetry.binding import bound, write_address
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 from veilsum_node.telemetry.log_writing import start_logging
 from veilsum_node.telemetry.logs import heard, printable
-from veilsum_participant.boundary.framing import pair
+from veilsum_participant.boundary.framing import SealedMemory, pair
 from veilsum_participant.session import launcher
 from veilsum_participant.session.hooks import STUDIES
 from veilsum_participant.session.launcher import FRONT, LONGEST, Given, Whole
@@ -48,7 +48,7 @@ from veilsum_participant.settings.roles import (
     unconfined,
     verifier,
 )
-from veilsum_participant.settings.telling import cautions
+from veilsum_participant.settings.telling import dialling, say_start
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -82,9 +82,10 @@ def supervise(path: Path, child: int, control: socket.socket, told: int, words: 
                 for fault in confinement_faults(config):
                     raise fault
                 start_logging(config.log)
+                say_start(config, variables)
                 listening, address = (None, "") if config.metrics is None else _listening(config.metrics)
-                bounds = guard(config, path)
-                given = Given(config, bounds, address, variables, tuple(cautions(config)), packed_filter(bounds, child))
+                bounds = guard(config)
+                given = Given(config, bounds, address, packed_filter(bounds, child))
                 with contextlib.suppress(BrokenPipeError):
                     telling.write(given.to_bytes())
         if why is None:
@@ -280,6 +281,9 @@ class Supervisor:
         try:
             if "hook" in asked:
                 answer["number"], passed = self._hook(asked["hook"], given)
+            elif "way" in asked:
+                way = SealedMemory.of(dialling(self._config.route).to_bytes())
+                passed = [os.dup(way.descriptor)]
             elif "verify" in asked:
                 answer["number"], passed = self._verify(bytes.fromhex(asked["verify"]))
             else:

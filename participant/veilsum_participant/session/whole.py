@@ -69,9 +69,10 @@ def run_whole(settings: ParticipantConfig, why: str, variables: Sequence[str]) -
     from veilsum_participant.front.answering import in_process
     from veilsum_participant.session.client import LOG, Parts, run_participant
     from veilsum_participant.settings.roles import UNCONFINED
-    from veilsum_participant.settings.telling import cautions
+    from veilsum_participant.settings.telling import say_start
 
     start_bounded_logging(settings.log)
     stated = f'isolation = "{settings.isolation}": {UNCONFINED}'
     LOG.warning("%s", f"{stated}. {why}" if why else stated)
-    run_participant(settings, Parts(in_process, variables=variables, cautions=cautions(settings)))
+    say_start(settings, variables)
+    run_participant(settings, Parts(in_process))

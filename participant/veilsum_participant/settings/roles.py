@@ -51,14 +51,12 @@ def front(config: ParticipantConfig, way: Route) -> Bounds:
     return Bounds(network=True, dial=ports, apart=(*_keys(config), *_all_records(config)))
 
 
-def guard(config: ParticipantConfig, path: Path | None = None) -> Bounds:
-    """Bounds of the process with keys and ledger: their folders and the configuration at ``path``, and no network."""
-    read = [config.identity, *_targets(config.identity), *(() if path is None else (path,))]
+def guard(config: ParticipantConfig) -> Bounds:
+    """Bounds of the process with keys and ledger: their folders, the federation's directory and encoders, and no network."""
+    read = [config.identity, *_targets(config.identity)]
     if config.policy.directory is not None:  # the operator puts another in its place
         read.append(config.policy.directory.parent)
-    read += [offered.schema_file for offered in config.datasets.values() if offered.schema_file is not None]
     read += [item.path for item in config.encoders.values()]  # a study's program is found by its hash
-    read += [path for path in (config.ca_bundle, config.proxy_password_file) if path is not None]
     return Bounds(read=tuple(read), write=(config.state.resolve().parent,), alters=True)
 
 

@@ -1,6 +1,7 @@
 """What a launcher tells its guard of the configuration that it has read: as JSON, and what is unusual, in words."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,14 @@ from pydantic import BaseModel, SecretStr
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.phrases import listed
+from veilsum_node.transport.route import Proxy, Route, unused_proxy_variables
+from veilsum_participant.boundary.front import Dial
 from veilsum_participant.settings.config import NEEDED, ParticipantConfig, Policy
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.told import plain
 from veilsum_privacy.study.known_tasks import FORMER, TASK_NAMES
+
+LOG = logging.getLogger("veilsum.participant")
 
 DERIVED = ("csv", "derived", "in_batches", "named_in_records", "several_rows")
 """Properties of a dataset that a guard asks for."""
@@ -38,6 +43,31 @@ def stated(value: Any) -> list[Any]:
             return ["value", value.get_secret_value()]
         case _:
             return ["value", value]
+
+
+def dialling(way: Route) -> Dial:
+    """A way as a front is asked to go it, as yet without a key."""
+    proxy = way.proxy or Proxy("")
+    return Dial(way.address, proxy.address, proxy.user, proxy.password, way.roots)
+
+
+def say_start(config: ParticipantConfig, variables: Sequence[str]) -> None:
+    """Log what a participant begins with.
+
+    Args:
+        variables: of the environment that set a key of the configuration.
+
+    Raises:
+        ConfigurationError: the way to the coordinator is not in order.
+    """
+    way = config.route
+    if config.proxy is None and (ignored := unused_proxy_variables()):
+        LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
+    if variables:
+        LOG.info("the environment sets %s", ", ".join(variables))
+    LOG.info("connecting to the coordinator at %s", way)
+    for caution in cautions(config):
+        LOG.warning("%s", caution)
 
 
 def cautions(config: ParticipantConfig) -> list[str]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pydantic import SecretStr
 
 from veilsum_node.errors import ConfigurationError, raising
-from veilsum_node.transport.route import Route, plan_route
 
 if TYPE_CHECKING:
     from veilsum_participant.settings.config import ParticipantConfig
@@ -50,12 +49,6 @@ class ToldConfig(Told):
     def population(self, dataset: str) -> str:
         """The population of an offered dataset."""
         return self.datasets[dataset].population or dataset
-
-    @property
-    def route(self) -> Route:
-        """The way to the coordinator; reads the files that it needs."""
-        user, password, roots = self.proxy_user, self.proxy_password_file, self.ca_bundle
-        return plan_route(self.coordinator, proxy=self.proxy, user=user, password_file=password, ca_bundle=roots)
 
 
 def told_config(stated: Any) -> ParticipantConfig:
