@@ -146,6 +146,9 @@ class Datasets(ABC):
             DataError, Unavailable, ConfigurationError: the schema, or the dataset, cannot be read.
         """
 
+    def forget(self, digest: bytes) -> None:  # noqa: B027  where it is read here nothing is kept for one study
+        """Let go of what was kept for a study that is over."""
+
     def close(self) -> None:
         """Let go of everything."""
         self.let_go()

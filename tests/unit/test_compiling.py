@@ -424,6 +424,26 @@ def test_a_study_of_many_words_is_told_whole(compiling: Making) -> None:
     assert dict(compiling().asked(study)) == told
 
 
+def test_a_compiler_ends_with_its_study_unless_it_works(compiling: Making) -> None:
+    studies, mine, other = compiling(), study_of(plain()), study_of(of_factors())
+    starter = studies._starter
+    assert isinstance(starter, ThreadStarter)
+    for study in (mine, other):
+        studies.asked(study)
+        assert studies.agreed(study.to_bytes()).tasks
+    digests = [studies.agreed(study.to_bytes()).digest for study in (mine, other)]
+    studies.forget(digests[0])
+    assert [worker.ended.is_set() for worker in starter.started] == [True, False]
+    kept, forgets = studies._compilers.of(other.to_bytes()), threading.Thread(target=studies.forget, args=(digests[1],))
+    with kept.lock:  # as while it works
+        forgets.start()
+        forgets.join()
+    assert not starter.started[1].ended.is_set()
+    assert not kept.broken
+    assert dict(studies.asked(mine)) == asked_facts(mine)  # by another one
+    assert [worker.ended.is_set() for worker in starter.started] == [True, False, False]
+
+
 def test_a_real_process_gives_the_same(compiling: Making) -> None:
     setting = of_factors()
     study = study_of(setting)

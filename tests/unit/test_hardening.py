@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import resource
 import stat
 import subprocess
@@ -137,3 +139,27 @@ def test_results_are_their_owners(tmp_path: Path) -> None:
     finally:
         os.umask(former)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "result").iterdir()} == {0o600}
+
+
+FREED = """
+import json
+from veilsum_node.process.hardening import give_back_memory
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+kept = [bytes([place % 255 + 1]) * 100_000 for place in range(1000)]
+last = kept.pop()  # above them, so that nothing is given back by itself
+full = held()
+del kept
+freed = held()
+give_back_memory()
+print(json.dumps([full, freed, held()]))
+"""
+
+
+def test_what_was_freed_is_given_back() -> None:
+    """Of a hundred megabytes in pieces that the C library keeps; where it is another one nothing is done or raised."""
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    full, freed, left = json.loads(done.stdout)
+    assert full > 90_000_000
+    if platform.libc_ver()[0] == "glibc":
+        assert left < full - 90_000_000 < freed

@@ -34,7 +34,7 @@ from veilsum_participant.worker.rows import opened_rows, sealed_rows
 from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute, no_records
 from veilsum_privacy.study.encoder import Program
-from veilsum_privacy.study.study import Study
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
@@ -383,6 +383,8 @@ def test_processes_are_of_one_dataset_and_study_and_the_oldest_goes(computing: A
         contributed(study, broadcast_of(setting, study), some(setting, 2), maps)
     assert [worker.dataset for worker in starter.started] == [f"d{number % 2}" for number in range(keeping.MOST + 2)]
     assert [worker.ended.is_set() for worker in starter.started] == [True] * 2 + [False] * keeping.MOST
+    kept.forget(study_digest(study.to_bytes()))
+    assert [worker.ended.is_set() for worker in starter.started] == [True] * 2 + [False] * (keeping.MOST - 1) + [True]
     kept.close()
     assert all(worker.ended.is_set() for worker in starter.started)
 

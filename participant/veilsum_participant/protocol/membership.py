@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
+from veilsum_node.process.hardening import give_back_memory
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.open_studies import check_directory, load_open_study, verified_roster
 from veilsum_participant.protocol.policy import analyst_faults, mask_faults, member_faults, refuse
@@ -186,6 +187,8 @@ class Membership:
             drop_followed(connection, key)
             change_study(connection, key, status=status, box_key=None, shares=None, seeds=None, roster=None)
         site.studies.forget(key)
+        site.datasets.forget(key)
+        give_back_memory()
         site.database.scrub()
 
     def expire(self) -> None:

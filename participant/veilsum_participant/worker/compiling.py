@@ -55,6 +55,12 @@ class WorkerStudies(Studies):
         data = study.to_bytes()
         return self._compilers.of(data).asked(data)
 
+    def forget(self, digest: bytes) -> None:
+        with self._lock:
+            over = {data for data, found in self._known.items() if found.digest == digest}
+        super().forget(digest)
+        self._compilers.drop(over.__contains__)
+
     def close(self) -> None:
         """End all compilers."""
         self._compilers.close()

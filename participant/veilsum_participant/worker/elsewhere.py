@@ -135,6 +135,10 @@ class Computing:
         """The process of a dataset for a purpose."""
         return self._kept.of((dataset, purpose))
 
+    def forget(self, digest: bytes) -> None:
+        """End what computed for a study that is over."""
+        self._kept.drop(lambda key: key[1] == digest.hex())
+
 
 class ProgramElsewhere:
     """A program that encodes, in a process of its own."""

@@ -103,6 +103,13 @@ class Pool(Generic[_Key, _P]):
         self._end_idle()
         return found
 
+    def drop(self, over: Callable[[_Key], bool]) -> None:
+        """End the processes that there is no more work for; one that works ends later, for want of it."""
+        with self._guarding:
+            dropped = [(key, kept) for key, kept in self._known.items() if over(key)]
+        for key, kept in dropped:
+            self._end(key, kept, wait=False, forget=True)
+
     def close(self) -> None:
         """End all of them."""
         with self._guarding:
@@ -133,11 +140,16 @@ class Pool(Generic[_Key, _P]):
             latest = sorted(self._known.items(), key=lambda item: item[1].used, reverse=True)
         for place, (key, kept) in enumerate(latest):
             idle = now - kept.used >= IDLE
-            if (place >= MOST or idle) and kept.lock.acquire(blocking=self._wait):
-                try:
-                    kept.end()
-                    with self._guarding:
-                        if idle and self._known.get(key) is kept:
-                            del self._known[key]
-                finally:
-                    kept.lock.release()
+            if place >= MOST or idle:
+                self._end(key, kept, wait=self._wait, forget=idle)
+
+    def _end(self, key: _Key, kept: _P, *, wait: bool, forget: bool) -> None:
+        """End one, unless it works and is not waited for."""
+        if kept.lock.acquire(blocking=wait):
+            try:
+                kept.end()
+                with self._guarding:
+                    if forget and self._known.get(key) is kept:
+                        del self._known[key]
+            finally:
+                kept.lock.release()

@@ -169,6 +169,10 @@ class WorkerDatasets(Datasets):
             self._computing = self._computing or Computing(self._starter)
             return self._computing
 
+    def forget(self, digest: bytes) -> None:
+        if self._computing is not None:
+            self._computing.forget(digest)
+
     def close(self) -> None:
         """End all readers, and let go of records."""
         with self._lock:
