@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.checking import NAMES, Cohort, lay_out_as_before, make_cohort
+from support.shown import keep_receipt_of
 from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Credentials, Label
@@ -26,10 +27,10 @@ from veilsum_participant.protocol.openings import Consent, Shown
 from veilsum_participant.protocol.recovery import begin_restored
 from veilsum_participant.site import Site, SiteObserver, Stage
 from veilsum_participant.store.attempts import AttemptState, add_attempt, attempts_in, change_attempt
-from veilsum_participant.store.peers import keep_peers, peer_numbers
 from veilsum_participant.store.studies import StudyState, change_study, find_study
 from veilsum_privacy.backup.restored import put_mark
 from veilsum_privacy.ledger import Kind, Ledger
+from veilsum_privacy.ledger.kept_receipts import last_numbers
 from veilsum_privacy.ledger.receipts import SignedReceipt, consent_proof, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.check_words import CHECKS, CheckAnswer, CheckStatement, Signed
 
@@ -399,7 +400,7 @@ def test_a_study_that_is_left_is_neither_checked_nor_paid_for(cohort: Cohort) ->
 def test_a_peer_whose_number_was_seen_before_is_found_before_anybody_pays(cohort: Cohort) -> None:
     database = cohort.bed.sites["a"].database
     with database.transaction() as connection:
-        keep_peers(connection, cohort.key, [("c", 1, bytes(32))])
+        keep_receipt_of(connection, cohort.key, "c", 1)
     assert refused(lambda: cohort.answer("a")) is RefusalCode.RECEIPT
     assert cohort.row().answer is None
 
@@ -479,7 +480,7 @@ def test_no_consent_without_a_charge(cohort: Cohort, monkeypatch: pytest.MonkeyP
         assert refused(lambda: cohort.consent("a", answers)) is RefusalCode.RECEIPT
     assert (cohort.row().state, cohort.row().agreed, cohort.charges()) == (AttemptState.PAYLOAD, None, 0)
     with cohort.bed.sites["a"].database.reading() as connection:
-        assert not peer_numbers(connection, cohort.key)
+        assert not last_numbers(connection, cohort.key)
     assert cohort.consent("a", answers).secret
     assert cohort.charges() == 1
 

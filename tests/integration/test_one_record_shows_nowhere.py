@@ -32,7 +32,7 @@ from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.protocol import contributions, payloads
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_participant.settings.forms import pixel_names
-from veilsum_participant.store.peers import keep_mirror_entry
+from veilsum_participant.store.mirrors import keep_mirror_entry
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn

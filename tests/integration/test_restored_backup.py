@@ -34,7 +34,7 @@ from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.session.client import Client, open_site
 from veilsum_participant.site import Site
-from veilsum_participant.store.peers import keep_mirror_entry
+from veilsum_participant.store.mirrors import keep_mirror_entry
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.check_words import CheckAnswer

@@ -14,6 +14,7 @@ from sqlalchemy import delete
 
 from support.federation import make_bed, make_data, make_request, schema_of
 from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, encoded, make_adversary
+from support.shown import keep_receipt_of
 from veilsum_node.errors import HostileInput, Misuse, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.datasets import Datasets
@@ -24,13 +25,14 @@ from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.site import AttemptOutcome, Site, SiteObserver, Stage
 from veilsum_participant.store.attempts import ATTEMPTS, AttemptState, add_attempt, change_attempt
 from veilsum_participant.store.kept import STATES, find_kept
-from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
+from veilsum_participant.store.mirrors import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.populations import COHORTS
 from veilsum_participant.store.studies import STUDIES, StudyState, change_study
 from veilsum_privacy.computation import tried as remembered
 from veilsum_privacy.computation.contribution import Graphs, SitePart, SitePlace
 from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.kept_receipts import last_numbers
 from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
@@ -416,12 +418,11 @@ def test_a_round_that_a_restored_site_paid_for_is_not_paid_for_again(fresh: Adve
 
 @pytest.mark.parametrize(("seen", "answer"), [(0, "consent"), (1, "refuse"), (2, "refuse")])
 def test_a_peers_receipts_have_rising_numbers(attack: Adversary, seen: int, answer: str) -> None:
-    """Also where the ledger holds none of its earlier receipts, as one of an older version does; and whether it was seen
-    before the answer or, which an honest site cannot have done, after it."""
+    """By what the ledger keeps of its earlier receipts; a site that has answered asks it again when it pays."""
     answers = answered(attack)
     database = attack.bed.sites["a"].database
     with database.transaction() as connection:
-        keep_peers(connection, attack.key, [("b", seen, bytes(32))])
+        keep_receipt_of(connection, attack.key, "b", seen)
     assert attack.ask_check("a", attack.receipts()).call == ("refuse" if answer == "refuse" else "answer")
     said = attack.ask_consent("a", answers)
     assert said.call == answer
@@ -429,7 +430,7 @@ def test_a_peers_receipts_have_rising_numbers(attack: Adversary, seen: int, answ
         assert (said.refused, attack.charges("a")) == (RefusalCode.RECEIPT, 0)
         return
     with database.transaction() as connection:
-        assert peer_numbers(connection, attack.key) == dict.fromkeys(NAMES, 1)
+        assert last_numbers(connection, attack.key) == dict.fromkeys(NAMES, 1)
 
 
 @pytest.mark.sampled(3)

@@ -12,7 +12,7 @@ from sqlalchemy import MetaData
 import veilsum_coordinator.storage.fence
 import veilsum_coordinator.storage.journal  # noqa: F401  makes all tables
 import veilsum_participant.store.kept
-import veilsum_participant.store.peers  # noqa: F401
+import veilsum_participant.store.mirrors  # noqa: F401
 from support.pages import ROOT
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.members import StudyPhase

@@ -143,7 +143,7 @@ def test_results_are_their_owners(tmp_path: Path) -> None:
 
 FREED = """
 import json
-from veilsum_node.process.hardening import give_back_memory
+from veilsum_node.process.memory import give_back_memory
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 kept = [bytes([place % 255 + 1]) * 100_000 for place in range(1000)]

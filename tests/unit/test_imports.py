@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -37,7 +37,7 @@ def test_a_process_that_serves_never_looks_at_what_it_loaded() -> None:
 
 FREED = """
 import resource, threading
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 with loading(serves={serves}):
     pass
 

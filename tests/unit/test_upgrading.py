@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -134,7 +135,8 @@ def test_studies_that_sites_had_joined_are_known_as_those_of_another_protocol(tm
 @pytest.mark.parametrize("version", RELEASED)
 @pytest.mark.parametrize("party", ["participant", "coordinator"])
 def test_a_released_versions_state_is_brought_up_to_date(tmp_path: Path, party: str, version: str) -> None:
-    """It has the tables of a new one, and every row that it had, but for columns that there are no more."""
+    """It has the tables of a new one, and every row that it had, but for columns that there are no more, and for numbers of
+    peers' receipts, which the ledger keeps with the receipts themselves."""
     path = left_state(party, version, tmp_path)
     before = rows(path)
     with open_database(path) as database, open_database(tmp_path / "new.db") as fresh:
@@ -143,6 +145,12 @@ def test_a_released_versions_state_is_brought_up_to_date(tmp_path: Path, party: 
         migrate(fresh, party)
         assert shape(database) == shape(fresh)
     after = rows(path)
+    peers = before.pop("participant_peer", [])
+    assert bool(peers) == (party == "participant")
+    numbers = Counter[tuple[object, object]]()
+    for row in after["ledger_receipt"]:
+        numbers[row["study"], row["participant"]] = max(numbers[row["study"], row["participant"]], row["number"])  # type: ignore[type-var]
+    assert all(row["number"] <= numbers[row["study"].hex(), row["name"]] for row in peers)  # type: ignore[attr-defined, operator]
     for name, kept in before.items():
         if not name.endswith("_version"):
             assert len(after[name]) == len(kept)

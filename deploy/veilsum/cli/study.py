@@ -14,7 +14,7 @@ from veilsum.cli.display import print_fault, print_result, print_study, print_ve
 from veilsum.progress import follow
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 
 if TYPE_CHECKING:
     from veilsum.compile import StudyRequest

@@ -11,7 +11,7 @@ from veilsum_coordinator.results.reproduction import choose_common_loops
 from veilsum_deploy.demo.processes import load
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_json
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 
 app = typer.Typer(add_completion=False)
 

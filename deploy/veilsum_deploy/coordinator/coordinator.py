@@ -14,7 +14,7 @@ import typer
 from veilsum_node.identity import Role
 from veilsum_node.process.console import ConfigOption, JsonOption, print_fields, print_line, print_rows
 from veilsum_node.process.consoles import add_console
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 from veilsum_node.process.parties import DirectoryArgument, NameOption, init_party
 from veilsum_privacy.backup.commands import add_operations, require_file, show_checks
 

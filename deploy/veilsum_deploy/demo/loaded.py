@@ -2,7 +2,7 @@
 
 import pyarrow
 
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 
 with loading(serves=True):
     import veilsum_coordinator.migrations

@@ -14,7 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from veilsum_node.process.ending import end_after
-from veilsum_node.process.imports import loading, networks_may_be_missing
+from veilsum_node.process.imports import networks_may_be_missing
+from veilsum_node.process.memory import loading
 
 PROGRAM = "veilsum"
 

@@ -12,7 +12,7 @@ from veilsum_node.config import plain_words
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.identity import Role
 from veilsum_node.process.console import ConfigOption, print_line
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 from veilsum_node.process.software import install_extra
 
 if TYPE_CHECKING:

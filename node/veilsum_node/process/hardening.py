@@ -76,9 +76,3 @@ def allow_files(wanted: int) -> int:
         except (OSError, ValueError) as error:
             LOG.warning("the limit of open files cannot be raised from %d: %s", soft, error)
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - _SPARE_FILES))
-
-
-def give_back_memory() -> None:
-    """Have the C library give the kernel what was freed, which it would keep for what comes next; where it is glibc."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -1,8 +1,5 @@
-"""Imports: of parts by name when they are asked for, much at once without looking for garbage in it, and of packages that not
-every installation has."""
+"""Imports: of parts by name when they are asked for, and of packages that not every installation has."""
 
-import ctypes
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -51,26 +48,6 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         """How many there are."""
         return len(self._places)
-
-
-@contextmanager
-def loading(*, serves: bool = False) -> Iterator[None]:
-    """Inside, nothing looks for garbage: imports make much that lasts and little that does not.
-
-    In a process that ``serves`` for long, later searches leave what is there at the end alone too: they would go over all of
-    it again and again. Memory that it frees is kept for what comes next: a page that the kernel clears takes several passes.
-    """
-    were, libc = gc.isenabled(), ctypes.CDLL(None)
-    if serves and hasattr(libc, "mallopt"):  # glibc's M_ARENA_MAX, so that all threads use it, M_MMAP_ and M_TRIM_THRESHOLD
-        _ = libc.mallopt(-8, 1), libc.mallopt(-3, 1 << 25), libc.mallopt(-1, 1 << 27)
-    gc.disable()
-    try:
-        yield
-    finally:
-        if serves:
-            gc.freeze()
-        if were:
-            gc.enable()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent, go_first
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 
 
 def main(descriptor: int, bounds: Bounds) -> int:

@@ -6,13 +6,13 @@ Run by :meth:`veilsum_node.database.Database.migrate`.
 from sqlalchemy import Connection
 
 from veilsum_node.database import make_tables
-from veilsum_participant.store import attempts, followed, kept, peers, pending, populations, studies
+from veilsum_participant.store import attempts, followed, kept, mirrors, pending, populations, studies
 from veilsum_participant.store.tables import METADATA
 
 HEAD = "0013"
 """The last script."""
 
-KEEPERS = (attempts, followed, kept, peers, pending, populations, studies)
+KEEPERS = (attempts, followed, kept, mirrors, pending, populations, studies)
 """The modules that own these tables."""
 
 

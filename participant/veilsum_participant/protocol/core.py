@@ -17,7 +17,7 @@ from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive, DirectiveKind, ObjectKind
 from veilsum_participant.site import LOG, AttemptOutcome, Site, SiteStep, Stage
 from veilsum_participant.store.attempts import is_late
-from veilsum_participant.store.peers import mirror_entry
+from veilsum_participant.store.mirrors import mirror_entry
 from veilsum_participant.store.pending import PendingState, pending_studies
 from veilsum_participant.store.studies import StudyState, count_enrolled, find_method
 from veilsum_privacy.ledger.receipts import SignedReceipt

@@ -143,13 +143,8 @@ def keep_seen_of(
         agreed: the site's own signature under them.
     """
     own = parse_receipt(promised(row.receipt)).participant
-    fixed = says.FixedObject(
-        tuple(says.MemberReceipt(*item) for item in shown.receipts),
-        says.ReceiptsWord(*shown.countersigned),
-        says.SumWord(shown.fixed, shown.signature),
-    )
-    members = tuple(
+    members = [
         says.MemberConsent(answer.words, *((promised(row.consent), agreed) if name == own else (b"", b"")))
         for name, answer in zip(assignment.names, answers, strict=True)
-    )
-    keep_seen(connection, row.study, says.ReleaseObject(row.assignment, fixed, shown.certificate, members).to_bytes())
+    ]
+    keep_seen(connection, row.study, shown.released(row.assignment, members).to_bytes())

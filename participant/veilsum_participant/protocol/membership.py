@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
-from veilsum_node.process.hardening import give_back_memory
+from veilsum_node.process.memory import give_back_memory
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.open_studies import check_directory, load_open_study, verified_roster
 from veilsum_participant.protocol.policy import analyst_faults, mask_faults, member_faults, refuse

@@ -7,18 +7,17 @@ for one attempt of a round, ever. Who has all consents opens the sum.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
-from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.boundary import front as says
+from veilsum_participant.boundary.encoding import read
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import Weights, by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
@@ -35,11 +34,12 @@ from veilsum_participant.store.attempts import (
     finish_attempt,
     paid_attempt,
 )
-from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
+from veilsum_participant.store.mirrors import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.studies import find_method
 from veilsum_participant.store.tables import promised
 from veilsum_privacy.computation.following import followed
 from veilsum_privacy.ledger import Kind, SignedReceipt, Witness
+from veilsum_privacy.ledger.kept_receipts import check_numbers
 from veilsum_privacy.ledger.receipts import (
     ReceiptPart,
     WordPart,
@@ -95,6 +95,15 @@ class Shown(NamedTuple):
         word, fixed = sent.countersigned, sent.fixed
         receipts = [ReceiptPart(item.payload, item.number, item.head, item.consent, item.signature) for item in sent.receipts]
         return cls(receipts, WordPart(word.entry, word.head, word.signature), fixed.sum, fixed.signature, certificate)
+
+    def released(self, assignment: bytes = b"", members: Sequence[says.MemberConsent] = ()) -> says.ReleaseObject:
+        """What of a release this is, which is how a site keeps it."""
+        fixed = says.FixedObject(
+            tuple(says.MemberReceipt(*item) for item in self.receipts),
+            says.ReceiptsWord(*self.countersigned),
+            says.SumWord(self.fixed, self.signature),
+        )
+        return says.ReleaseObject(assignment, fixed, self.certificate, tuple(members))
 
 
 @dataclass(frozen=True)
@@ -166,14 +175,14 @@ class Openings:
             _check_unpaid(connection, key, row.round)
             if row.attempt < opened.row.attempt:
                 raise Refusal(RefusalCode.ROUND, "This site knows of a later attempt.")
-            _check_numbers(connection, key, assignment.names, shown.receipts)
+            _check_numbers(connection, receipts)
         plan = _plan(opened, roster, assignment)
         modulus = plan.ring.plain_modulus
         if kept is not None:
             if (signed := kept.again(rho, fixed)) is None:
                 return None
             if row.state is AttemptState.PAYLOAD:  # the coordinator's key may have been renewed since
-                change_attempt(connection, key, row.attempt, shown=canonical(shown))
+                change_attempt(connection, key, row.attempt, shown=shown.released().to_bytes())
             return CheckAnswer(answer_words(signed.body, modulus), signed.signature)
         sharing = sharing_masks(mask_graph(roster, opened.study.privacy), assignment, site.name)
         masks = MemberMasks(row.context, site.name, sharing, opened.seeds, promised(row.consent))
@@ -190,7 +199,7 @@ class Openings:
             challenge=rho,
             answer=signed.body,
             answer_signature=signed.signature,
-            shown=canonical(shown),
+            shown=shown.released().to_bytes(),
         )
         return CheckAnswer(words, signed.signature)
 
@@ -258,11 +267,9 @@ class Openings:
             said = verify_answers(kept.answer, asked, cohort, answers, modulus)
         except HostileInput as error:
             raise self._unreadable(error) from error
-        shown = _load(promised(row.shown))
+        kept_shown = read(promised(row.shown), says.ReleaseObject)
+        shown = Shown.of(kept_shown.fixed, kept_shown.certificate)
         receipts, word = _whole(shown, row, assignment, opened.study)
-        _check_numbers(connection, key, assignment.names, shown.receipts)
-        parts = zip(assignment.names, shown.receipts, strict=True)
-        keep_peers(connection, key, [(name, part.number, part.head) for name, part in parts])
         self._follow_mirror(connection, opened.study.coordinator, shown.countersigned.entry)
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
         certificates[opened.study.coordinator] = shown.certificate
@@ -408,11 +415,12 @@ def _check_unpaid(connection: Connection, key: bytes, round_number: int) -> None
         raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
 
 
-def _check_numbers(connection: Connection, key: bytes, names: Sequence[str], receipts: Sequence[ReceiptPart]) -> None:
-    seen = peer_numbers(connection, key)
-    for name, receipt in zip(names, receipts, strict=True):
-        if receipt.number <= seen[name]:
-            raise Refusal(RefusalCode.RECEIPT, f"A receipt of {name} has a number seen before.")
+def _check_numbers(connection: Connection, receipts: Sequence[SignedReceipt]) -> None:
+    """As the ledger does with the charge, before this site answers for them."""
+    try:
+        check_numbers(connection, [signed.read() for signed in receipts])
+    except HostileInput as error:
+        raise Refusal(RefusalCode.RECEIPT, error.message, error.advice) from error
 
 
 def _plan(opened: OpenStudy, roster: Roster, assignment: Assignment) -> OneTimePlan:
@@ -421,12 +429,3 @@ def _plan(opened: OpenStudy, roster: Roster, assignment: Assignment) -> OneTimeP
 
 def _statement(name: str, row: AttemptRow, rho: bytes, fixed: bytes, words: tuple[int, ...] = ()) -> CheckStatement:
     return CheckStatement(row.study, name, row.round, row.attempt, row.context, rho, fixed, words)
-
-
-def _load(stored: bytes) -> Shown:
-    receipts, word, *more = json.loads(stored)
-    return Shown(
-        [ReceiptPart(bytes.fromhex(payload), number, *map(bytes.fromhex, rest)) for payload, number, *rest in receipts],
-        WordPart(word[0], *map(bytes.fromhex, word[1:])),
-        *map(bytes.fromhex, more),
-    )

@@ -33,7 +33,7 @@ from veilsum_participant.store.attempts import (
     finish_attempt,
     uncharged,
 )
-from veilsum_participant.store.peers import keep_mirror_entry, mirror_entry
+from veilsum_participant.store.mirrors import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.studies import StudyRow, change_study, find_study, load_enrolments
 from veilsum_privacy.backup.restored import put_mark, read_mark
 from veilsum_privacy.ledger import Kind

@@ -56,7 +56,7 @@ def serve(config: Path) -> None:
     Raises:
         VeilsumError: the configuration, the identity, the store or the ledger is not in order.
     """
-    from veilsum_node.process.imports import loading
+    from veilsum_node.process.memory import loading
 
     with loading(serves=True):  # Arrow and the database
         from veilsum_node.process.hardening import harden

@@ -45,7 +45,7 @@ def _stays(config: Path) -> bool:
 
 def _serve_whole(config: Path) -> None:
     """Run the participant in this process, until SIGINT or SIGTERM."""
-    from veilsum_node.process.imports import loading
+    from veilsum_node.process.memory import loading
 
     with loading(serves=True):  # gRPC, Arrow and the database
         from veilsum_node.overrides import set_variables

@@ -4,7 +4,7 @@ import socket
 import sys
 
 from veilsum_node.process.confinement import Bounds, confine
-from veilsum_node.process.imports import loading
+from veilsum_node.process.memory import loading
 from veilsum_participant.worker.ending import ends_with_it
 
 

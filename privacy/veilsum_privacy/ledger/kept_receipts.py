@@ -18,15 +18,15 @@ from veilsum_privacy.ledger.tables import certificate_table, receipt_table
 _COLUMNS = receipt_table.c
 
 
-def check_numbers(connection: Connection, checked: Sequence[CheckedReceipt]) -> None:
-    """Check that each receipt's number lies above all that are kept of its signer's in the study.
+def check_numbers(connection: Connection, receipts: Sequence[Receipt]) -> None:
+    """Check that the number of each receipt of a sum lies above all that are kept of its signer's in the study.
 
     Raises:
         HostileInput: a number was seen before: the receipt is replayed, or its signer's ledger was rewound.
     """
-    seen = last_numbers(connection, checked[0].receipt.study)
-    for item in checked:
-        name, number = item.receipt.participant, item.receipt.number
+    seen = last_numbers(connection, receipts[0].study)
+    for item in receipts:
+        name, number = item.participant, item.number
         if number <= seen.get(name, 0):
             raise HostileInput(
                 f"The receipt of {name} has number {number}, but number {seen[name]} is kept already.",

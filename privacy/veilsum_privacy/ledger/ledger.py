@@ -84,7 +84,7 @@ class Ledger(Gate, LedgerReader):
             checked.extend(check_cohort(witness.receipts, witness.certificates, authority, now))
             if self.position(own_receipt(checked, self._chain.name, reserved).head, connection) is None:
                 raise HostileInput("This site's own receipt does not name an entry of this ledger.")
-            check_numbers(connection, checked)
+            check_numbers(connection, [item.receipt for item in checked])
             coordinator = check_countersignature(witness, checked, authority, now)
             return {
                 "receipts": receipts_digest(witness.receipts),

@@ -121,7 +121,7 @@ class Mirror(ChainReader):
             return self._countersign(first, shown, Appended(found["seq"], bytes.fromhex(found["hash"])))
         now = self._chain.now()
         checked = check_cohort(receipts, certificates, self._chain.credentials.authority, now)
-        check_numbers(connection, checked)
+        check_numbers(connection, [item.receipt for item in checked])
         cohort = [item.receipt.participant for item in checked]
         detail = {"receipts": shown, "cohort": cohort}
         entry = self._chain.append(connection, Kind.RECEIPTS, _release_columns(first), detail, now=now)

@@ -1,9 +1,9 @@
 """From version 0.2 on: sums under one-time keys, in which nothing is dealt or decrypted.
 
-An attempt keeps the challenge that it answered, and which records it was computed from until its charge; a study that waits
-keeps until when; a site keeps the model of a study whose steps it takes itself. What is open, and how often a task was
-answered, is found without reading what is over. What open studies of earlier versions held is erased here; the site leaves
-them when it opens its state.
+What was seen of peers is what the ledger keeps. An attempt keeps the challenge that it answered, and which records it was
+computed from until its charge; a study that waits keeps until when; a site keeps the model of a study whose steps it takes
+itself. What is open, and how often a task was answered, is found without reading what is over. What open studies of earlier
+versions held is erased here; the site leaves them when it opens its state.
 """
 
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ def upgrade() -> None:
         op.drop_column("participant_attempt", name)
     for name in ("secret_key", "tag_key", "dealer"):
         op.drop_column("participant_study", name)
+    op.execute("DROP TABLE IF EXISTS participant_peer")
     op.add_column("participant_attempt", sa.Column("snapshot", sa.LargeBinary(32)))
     for name in _BINARY:
         op.add_column("participant_attempt", sa.Column(name, sa.LargeBinary))
