@@ -417,8 +417,9 @@ def test_a_round_that_a_restored_site_paid_for_is_not_paid_for_again(fresh: Adve
 
 
 @pytest.mark.parametrize(("seen", "answer"), [(0, "consent"), (1, "refuse"), (2, "refuse")])
-def test_a_peers_receipts_have_rising_numbers(attack: Adversary, seen: int, answer: str) -> None:
+def test_a_peers_receipts_have_rising_numbers(fresh: Adversary, seen: int, answer: str) -> None:
     """By what the ledger keeps of its earlier receipts; a site that has answered asks it again when it pays."""
+    attack = fresh
     answers = answered(attack)
     database = attack.bed.sites["a"].database
     with database.transaction() as connection:
