@@ -64,7 +64,7 @@ def keep_followed(connection: Connection, study: bytes, marks: Mapping[str, Any]
 
 def find_followed(connection: Connection, study: bytes, known: Mapping[str, Any] | None = None) -> FollowedRow | None:
     """How far the site followed a study, without the model where it is at ``known`` marks; None before the first release."""
-    if known is not None and (found := connection.execute(_MARKS, {"of": study}).scalar()) == json.dumps(known).encode():
+    if known is not None and connection.execute(_MARKS, {"of": study}).scalar() == json.dumps(known).encode():
         return FollowedRow(known, b"")
     marks, *model = connection.execute(_KEPT, {"of": study}).scalars().all() or [None]
     return None if marks is None else FollowedRow(json.loads(marks), b"".join(model))
