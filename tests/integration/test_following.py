@@ -32,7 +32,7 @@ from veilsum_participant.local_studies import LocalStudies
 from veilsum_participant.protocol import following
 from veilsum_participant.protocol.following import Following
 from veilsum_participant.store.attempts import ATTEMPTS
-from veilsum_participant.store.followed import FOLLOWED, find_seen, keep_seen
+from veilsum_participant.store.followed import FOLLOWED, drop_followed, find_seen, keep_seen
 from veilsum_participant.studies import Studies
 from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_privacy.ledger import Kind
@@ -285,6 +285,45 @@ def test_who_missed_rounds_takes_their_steps_and_no_false_one(between: Between) 
     with between.hub.changed:
         assert broadcast_digest(own) == between.hub.studies[key].machine.rounds[2].assignment.broadcast
     assert seen == [2]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_model_at_hand_is_the_one_that_is_kept(between: Between, number: int) -> None:
+    """From call to call a site has its model at hand; one that was refused half way, or that its database no longer holds, is
+    read again."""
+    key, _ = released(between, 3, centre=False, steps=STEPS + 1)
+    site, held = between.bed.sites["d"], fetching(between, "d")
+    own = Following(site)
+    with between.hub.changed:
+        assignments = [current.assignment for current in between.hub.studies[key].machine.rounds]
+    rng = np.random.default_rng(21)
+
+    def go(until: int, fetch: following.Fetch = held) -> bytes:
+        """The digest of what it would broadcast, as any other process of the site finds it, too."""
+        found = broadcast_digest(own.broadcast(key, assignments[until - 1], None, fetch))
+        assert found == broadcast_digest(Following(site).broadcast(key, assignments[until - 1], None, fetch))
+        return found
+
+    def spoil(kind: ObjectKind, study: bytes, number: int, attempt: int) -> bytes:
+        data = bytearray(held(kind, study, number, attempt))
+        data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+        return bytes(data)
+
+    for _ in range(6):
+        if number == 3:
+            assert go(2) == assignments[1].broadcast
+        with pytest.raises(Refusal) as caught:
+            own.broadcast(key, assignments[number - 1], None, spoil)
+        assert caught.value.code is RefusalCode.BROADCAST
+    forged = replace(assignments[number - 1], broadcast=bytes(32))
+    with pytest.raises(Refusal):
+        own.broadcast(key, forged, None, held)
+    assert go(number) == go(number) == assignments[number - 1].broadcast
+    with site.database.transaction() as connection:
+        drop_followed(connection, key)
+    if number == 3:
+        assert go(1) == assignments[0].broadcast  # and two steps at once
+    assert go(3) == assignments[2].broadcast
 
 
 def test_a_model_that_all_other_members_took_is_refused(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:

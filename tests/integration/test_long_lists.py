@@ -172,8 +172,7 @@ class Passed:
     phase: RoundPhase = RoundPhase.RELEASED
     attempts: int = 2**31
     bytes_received: int = 2**50
-    started: float = 0.0
-    finished: float = 1e9
+    seconds: float = 1e9
 
 
 @pytest.mark.parametrize("members", [3, 16, 200, 1024])

@@ -26,6 +26,8 @@ class Ended:
     cohort: tuple[str, ...]
     phase: RoundPhase = RoundPhase.RELEASED
     number: int = 0
+    bytes_received: int = 0
+    seconds: int = 0
 
 
 def _numbered(*rounds: Ended) -> list[Any]:
@@ -53,13 +55,23 @@ def test_only_releases_count_and_a_round_under_way_waits() -> None:
     assert tally.releases(rounds) == {"x": 2}
 
 
+def _sums(rounds: list[Any]) -> tuple[int, int]:
+    return sum(item.bytes_received for item in rounds), sum(item.seconds for item in rounds)
+
+
 @given(st.lists(st.tuples(st.sampled_from("xy"), st.sets(st.sampled_from("abcd"), min_size=1), st.booleans()), max_size=30))
 def test_counting_on_the_way_is_counting_at_the_end(drawn: list[tuple[str, set[str], bool]]) -> None:
     ended = (RoundPhase.FAILED, RoundPhase.RELEASED)
     rounds = _numbered(*(Ended(label, tuple(sorted(cohort)), ended[done]) for label, cohort, done in drawn))
     on_the_way = StudyTally()
     for end in range(len(rounds) + 1):
+        if end:  # what a round took grows until it ends
+            rounds[end - 1].bytes_received, rounds[end - 1].seconds, phase = 1, 1, rounds[end - 1].phase
+            rounds[end - 1].phase = RoundPhase.OPENING
+            assert on_the_way.spent(rounds[:end]) == _sums(rounds[:end])
+            rounds[end - 1].bytes_received, rounds[end - 1].seconds, rounds[end - 1].phase = 3**end, 5**end, phase
         found = on_the_way.releases(rounds[:end])
+        assert on_the_way.spent(rounds[:end]) == _sums(rounds[:end])
     by_hand = {
         label: max(sum(label == item[0] and member in item[1] and item[2] for item in drawn) for member in "abcd")
         for label, _, done in drawn
@@ -67,6 +79,7 @@ def test_counting_on_the_way_is_counting_at_the_end(drawn: list[tuple[str, set[s
     }
     assert found == by_hand
     assert on_the_way.releases(rounds[-1:]) == by_hand  # of a study that is over, the others are let go of
+    assert on_the_way.spent(rounds[-1:]) == _sums(rounds)
 
 
 def _study(epsilon: float | None) -> Study:

@@ -174,6 +174,11 @@ class Round:
         """Bytes of contributions over all attempts."""
         return self.received + self.accumulator.received
 
+    @property
+    def seconds(self) -> int:
+        """From its beginning to its end; 0 before that."""
+        return (self.finished or self.started) - self.started
+
     def expect(self, name: str, attempt: int, phase: RoundPhase) -> None:
         """Check that a message belongs to the present attempt and phase.
 

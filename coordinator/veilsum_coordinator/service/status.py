@@ -4,7 +4,7 @@ import math
 
 from veilsum_coordinator.protocol.machine import MOST_REFUSALS, StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
-from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.table import StudyEntry
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.study import Study
@@ -47,6 +47,7 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
     machine = entry.machine
     releases = entry.tally.releases(machine.rounds)
     done = sum(releases.values())
+    received, seconds = entry.tally.spent(machine.rounds)
     shown = max(1, min(MOST_ROUNDS, MOST_NAMES // len(machine.seats)))
     return pb.StudyStatus(
         study=machine.digest,
@@ -68,7 +69,7 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
                 cohort=item.cohort,
                 phase=item.phase.value,
                 bytes_received=item.bytes_received,
-                seconds=_seconds(item),
+                seconds=item.seconds,
             )
             for item in machine.rounds[-shown:]
         ],
@@ -80,13 +81,9 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
         epsilon=machine.study.privacy.epsilon,
         epsilon_spent=spent_epsilon(machine.study, releases),
         delta=machine.study.privacy.delta,
-        bytes_received=sum(item.bytes_received for item in machine.rounds),
-        seconds=sum(map(_seconds, machine.rounds)),
+        bytes_received=received,
+        seconds=seconds,
     )
-
-
-def _seconds(item: Round) -> float:
-    return (item.finished or item.started) - item.started
 
 
 def listed_status(status: pb.StudyStatus) -> pb.StudyStatus:

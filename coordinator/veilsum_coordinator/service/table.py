@@ -17,7 +17,7 @@ from veilsum_proto import federation_pb2 as pb
 
 
 class StudyTally:
-    """Counts a study's releases, each ended round once.
+    """Counts a study's releases, and what its rounds took, each ended round once.
 
     A release counts for the members of its cohort. As many of a label are done as the participant with the most of them took
     part in, which is what its declaration bounds and what the study has cost nobody more than.
@@ -26,19 +26,30 @@ class StudyTally:
     def __init__(self) -> None:
         self._seen = 0
         self._by_member: dict[str, Counter[str]] = {}
+        self._bytes = self._seconds = 0
 
     def releases(self, rounds: Sequence[Round]) -> dict[str, int]:
         """Releases so far by label; ``rounds`` are the study's, ended ones before the present one.
 
         Of a study that is over the first ones may be missing; they were counted.
         """
-        for ended in rounds[self._seen + 1 - rounds[0].number :] if rounds else ():
+        for ended in self._left(rounds):
             if ended.phase is RoundPhase.RELEASED:
                 self._by_member.setdefault(ended.label, Counter()).update(ended.cohort)
             elif ended.phase is not RoundPhase.FAILED or ended is rounds[-1]:
                 break  # it is under way; or the last one failed, of which a release may be stored for all that
             self._seen = ended.number
+            self._bytes, self._seconds = self._bytes + ended.bytes_received, self._seconds + ended.seconds
         return {label: max(counts.values()) for label, counts in self._by_member.items()}
+
+    def spent(self, rounds: Sequence[Round]) -> tuple[int, int]:
+        """Bytes of contributions so far, and seconds from beginnings of rounds to their ends; arguments as above."""
+        self.releases(rounds)
+        left = self._left(rounds)
+        return self._bytes + sum(item.bytes_received for item in left), self._seconds + sum(item.seconds for item in left)
+
+    def _left(self, rounds: Sequence[Round]) -> Sequence[Round]:
+        return rounds[self._seen + 1 - rounds[0].number :] if rounds else ()
 
 
 @dataclass

@@ -87,16 +87,18 @@ class Rule:
 
     def _holds(self, value: object) -> bool:
         match self.kind, value:
+            case "octets", bytes():  # the frequent kinds first
+                return self.least <= len(value) <= self.most
+            case "text", str():
+                if value.isascii():
+                    return self.least <= len(value) <= self.most
+                return not _SURROGATES & set(value) and self.least <= len(value.encode()) <= self.most
             case "number", int() if not isinstance(value, bool):
                 return 0 <= value <= self.most
             case "real", float():
                 return math.isfinite(value)
-            case "octets", bytes():
-                return self.least <= len(value) <= self.most
             case "octets", memoryview():  # of who sends, or seen
                 return self.least <= value.nbytes <= self.most
-            case "text", str():
-                return not _SURROGATES & set(value) and self.least <= len(value.encode()) <= self.most
             case "memory", Sealed():
                 return value.size <= self.most
         return False
@@ -293,15 +295,15 @@ def _read(data: bytes | memoryview, of: type[M]) -> M:
 def _values(name: str, rule: Rule, wire: int, value: int | memoryview) -> list[Any]:
     """The values that one field on the wire holds: one, or in a packed list of numbers several."""
     match rule.kind, wire:
+        case "octets", 2:
+            _short(name, rule, value)
+            return [value if rule.seen else bytes(cast(memoryview, value))]
         case "number", 0:
             return [value]
         case "number", 2 if rule.many and isinstance(value, memoryview):
             return _packed(value, rule.many)
         case "real", 1:
             return list(_DOUBLE.unpack(cast(memoryview, value)))
-        case "octets", 2:
-            _short(name, rule, value)
-            return [value if rule.seen else bytes(cast(memoryview, value))]
         case "text", 2:
             _short(name, rule, value)
             try:
@@ -353,6 +355,8 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
 
 
 def _varint(data: memoryview, position: int, most: int = 10) -> tuple[int, int]:
+    if position < len(data) and (value := data[position]) < 0x80:
+        return value, position + 1
     value = shift = 0
     for byte in data[position : position + most]:
         position += 1

@@ -84,12 +84,13 @@ class Contributions:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def on_assignment(self, key: bytes, assignment: Assignment, broadcast: bytes) -> Payload:
+    def on_assignment(self, key: bytes, assignment: Assignment, broadcast: bytes, *, own: bool = False) -> Payload:
         """Answer an assignment with a payload; the same assignment again gets the same bytes.
 
         Args:
             assignment: as it was read.
             broadcast: the encoded broadcast that was fetched for it.
+            own: whether the site computed it, and held the assignment to its digest.
 
         Raises:
             Refusal: the assignment is wrong, the ledger at fault, or policy or budget against it, all of which is found
@@ -100,7 +101,7 @@ class Contributions:
         with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
             row = find_attempt(connection, key, assignment.attempt)
-            checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
+            checked = self._check(connection, opened, assignment, None if own else broadcast, resumed=row is not None)
             if row is not None and site.steady() >= row.deadline:
                 raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed, by this machine's clock.")
         if row is not None:
@@ -135,7 +136,7 @@ class Contributions:
                     give_up_open(connection, site, row.study, row.attempt)
 
     def _check(
-        self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes, *, resumed: bool
+        self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes | None, *, resumed: bool
     ) -> Assigned:
         site = self._site
         row, study = opened.row, opened.study
@@ -145,7 +146,7 @@ class Contributions:
             raise Refusal(RefusalCode.ROUND, "Round and attempt numbers only increase; this one was seen before.")
         if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed, by this machine's clock.")
-        if broadcast_digest(broadcast) != assignment.broadcast:
+        if broadcast is not None and broadcast_digest(broadcast) != assignment.broadcast:
             raise Refusal(RefusalCode.CONTEXT, "The broadcast is not the one that the assignment names.")
         roster = opened.roster(site)
         names = assignment.names

@@ -24,6 +24,7 @@ from veilsum_privacy.ledger.receipts import SignedReceipt
 
 if TYPE_CHECKING:
     from veilsum_participant.protocol.contributions import Contributions
+    from veilsum_participant.protocol.following import Following
     from veilsum_participant.protocol.membership import Membership
     from veilsum_participant.protocol.openings import Consent, Openings, Shown
     from veilsum_participant.protocol.payloads import Payload
@@ -86,6 +87,13 @@ class ParticipantCore:
         from veilsum_participant.protocol.openings import Openings
 
         return Openings(self.site)
+
+    @cached_property
+    def following(self) -> Following:
+        """What a site broadcasts to itself, in studies that declare their steps."""
+        from veilsum_participant.protocol.following import Following  # which verifies results, for studies that need it
+
+        return Following(self.site)
 
     def catch_up(self, channel: Channel) -> list[int]:
         """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
@@ -240,6 +248,7 @@ class ParticipantCore:
                 channel.confirm(key, directive.kind, number, attempt)
             case DirectiveKind.END:
                 self.membership.leave(key, StudyState.ENDED)
+                vars(self).pop("following", None)  # with the model that it holds
                 channel.confirm(key, directive.kind, number, attempt)
             case _:
                 raise HostileInput("A directive has an unknown kind.")
@@ -286,24 +295,22 @@ class ParticipantCore:
             assignment = assigned(directive)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        broadcast = self._broadcast(directive, key, assignment, channel)
-        payload = self.contributions.on_assignment(key, assignment, broadcast)
+        broadcast, own = self._broadcast(directive, key, assignment, channel)
+        payload = self.contributions.on_assignment(key, assignment, broadcast, own=own)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.pieces)))
 
-    def _broadcast(self, directive: Directive, key: bytes, assignment: Assignment, channel: Channel) -> bytes:
-        """What a round broadcasts: what came, or in a study that declares its steps what this site computed."""
+    def _broadcast(self, directive: Directive, key: bytes, assignment: Assignment, channel: Channel) -> tuple[bytes, bool]:
+        """What a round broadcasts, and whether this site computed it, as in a study that declares its steps."""
         from veilsum_participant.protocol.open_studies import load_open_study
         from veilsum_privacy.computation.following import followed
 
         with self.site.database.reading() as connection:
             study = load_open_study(connection, self.site, key).study
         if followed(study) is None:
-            return _needed(directive, ObjectKind.BROADCAST, channel)
-        from veilsum_participant.protocol.following import Following  # which verifies results, for studies that need it
-
-        return Following(self.site).broadcast(key, assignment, directive.object, channel.fetch)
+            return _needed(directive, ObjectKind.BROADCAST, channel), False
+        return self.following.broadcast(key, assignment, directive.object, channel.fetch), True
 
 
 def settled_entry(site: Site, coordinator: str) -> int:

@@ -8,8 +8,9 @@ is before an attempt: no record is read, and nothing reserved or charged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -33,11 +34,29 @@ Fetch = Callable[[ObjectKind, bytes, int, int], bytes]
 """Gets an object by kind, study, round and attempt."""
 
 
+@dataclass
+class _Held:
+    """A model as it is kept, at hand for the study's next round.
+
+    Attributes:
+        study: whose.
+        marks: with which it is kept.
+        model: it.
+        broadcast: label and digest of what it broadcasts.
+    """
+
+    study: bytes
+    marks: Mapping[str, Any]
+    model: Model = field(repr=False)
+    broadcast: tuple[str, bytes]
+
+
 class Following:
     """What a site broadcasts to itself."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self._held: _Held | None = None
 
     def broadcast(self, key: bytes, assignment: Assignment, enclosed: bytes | None, fetch: Fetch) -> bytes:
         """The broadcast of an assignment as this site computed it.
@@ -52,14 +71,18 @@ class Following:
             Refusal: a release that is shown does not hold, or the assignment names another broadcast than follows from the
                 releases. The site keeps what it had verified.
         """
-        site = self._site
+        site, held, self._held = self._site, self._held, None  # a model that fails half way is read again
+        known = held.marks if held is not None and held.study == key else None
         with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
-            kept = find_followed(connection, key)
+            kept = find_followed(connection, key, known)
         rules = ReleaseRules(
             CheckedRoster(opened.agreed, opened.roster(site), site.credentials.authority), None if kept is None else kept.marks
         )
-        model = site.studies.follow(opened.agreed, b"" if kept is None else kept.model)
+        if held is None or kept is None or kept.marks is not known:
+            model = site.studies.follow(opened.agreed, b"" if kept is None else kept.model)
+            held = _Held(key, {}, model, ("", b""))
+        model = held.model
         if rules.round >= assignment.round:
             raise Refusal(RefusalCode.ROUND, "This site has seen the release of that round.")
         try:
@@ -68,10 +91,11 @@ class Following:
                 shown = self._completed(key, number, enclosed) if enclosed and number == assignment.round - 1 else None
                 if shown is None:
                     shown = read(fetch(ObjectKind.RELEASE, key, number, 0), says.ReleaseObject)
-                self._take(opened, rules, model, shown)
-            own = b"".join(model.broadcast(assignment.label))
-            if broadcast_digest(own) == assignment.broadcast:
-                return own
+                self._take(opened, rules, held, shown)
+            data = b"".join(model.broadcast(assignment.label))
+            if broadcast_digest(data) == assignment.broadcast:
+                self._held = replace(held, marks=rules.marks, broadcast=(assignment.label, assignment.broadcast))
+                return data
             if model.taken or assignment.label != model.label:
                 raise HostileInput("The round's broadcast is not the step from the released sums.")
             data = fetch(ObjectKind.BROADCAST, key, assignment.round, assignment.attempt)
@@ -81,6 +105,7 @@ class Following:
         except HostileInput as error:
             raise Refusal(RefusalCode.BROADCAST, error.message) from error
         self._keep(key, rules, model)
+        self._held = replace(held, marks=rules.marks, broadcast=(assignment.label, assignment.broadcast))
         return data
 
     def _completed(self, key: bytes, number: int, enclosed: bytes) -> says.ReleaseObject | None:
@@ -102,7 +127,7 @@ class Following:
         )
         return replace(seen, members=members, total=shown.total)
 
-    def _take(self, opened: OpenStudy, rules: ReleaseRules, model: Model, shown: says.ReleaseObject) -> None:
+    def _take(self, opened: OpenStudy, rules: ReleaseRules, held: _Held, shown: says.ReleaseObject) -> None:
         """Verify the next release, take the step, and keep the model.
 
         Raises:
@@ -115,7 +140,11 @@ class Following:
             paid = paid_attempt(connection, opened.digest, assignment.round)
         if paid not in (None, assignment.attempt):
             raise HostileInput("The release is of another attempt than this site consented to.")
-        if assignment.broadcast != broadcast_digest(model.broadcast(assignment.label)):
+        model, (label, said) = held.model, held.broadcast
+        held.broadcast = "", b""  # the step changes it
+        if assignment.broadcast != (
+            said if label == assignment.label else broadcast_digest(model.broadcast(assignment.label))
+        ):
             raise HostileInput("The release was made of a broadcast that does not follow from those before it.")
         model.take(assignment.label, values, len(assignment.names))
         self._keep(opened.digest, rules, model)

@@ -28,6 +28,7 @@ _SEEN = -1
 
 _HERE = FOLLOWED.c.study == bindparam("of")
 _KEPT = select(FOLLOWED.c.data).where(_HERE, FOLLOWED.c.place > _SEEN).order_by(FOLLOWED.c.place)
+_MARKS = select(FOLLOWED.c.data).where(_HERE, FOLLOWED.c.place == 0)
 _COUNT = select(func.count()).where(_HERE, FOLLOWED.c.place > _SEEN)
 _REPLACE = update(FOLLOWED).where(_HERE, FOLLOWED.c.place == bindparam("at"))
 _FIND_SEEN = select(FOLLOWED.c.data).where(_HERE, FOLLOWED.c.place == _SEEN)
@@ -61,8 +62,10 @@ def keep_followed(connection: Connection, study: bytes, marks: Mapping[str, Any]
         connection.execute(_ADD, [{"study": study, "place": place, "data": data} for place, data in pieces])
 
 
-def find_followed(connection: Connection, study: bytes) -> FollowedRow | None:
-    """How far the site followed a study; None before the first release."""
+def find_followed(connection: Connection, study: bytes, known: Mapping[str, Any] | None = None) -> FollowedRow | None:
+    """How far the site followed a study, without the model where it is at ``known`` marks; None before the first release."""
+    if known is not None and connection.execute(_MARKS, {"of": study}).scalar() == json.dumps(known).encode():
+        return FollowedRow(known, b"")
     marks, *model = connection.execute(_KEPT, {"of": study}).scalars().all() or [None]
     return None if marks is None else FollowedRow(json.loads(marks), b"".join(model))
 

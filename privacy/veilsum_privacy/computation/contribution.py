@@ -406,10 +406,10 @@ def _add_rows(
     evaluation = (place.evaluations or Evaluations()).of(agreed, broadcast, place.given, most, maps)
     if persons is not None and terms.mapped:
         persons = replace(persons, valued=False)
-    whole, sums = np.zeros(terms.size, dtype=np.int64), None
+    whole, sums = np.zeros(terms.size if products is None else 0, dtype=np.int64), None
     if products is not None:
         places, largest = (CENTRE_BITS, agreed.largest) if plan.declaration.unrounded else (0, 0)
-        fine = FineUnits.of(clip, grid, len(whole), places=places, largest=largest)
+        fine = FineUnits.of(clip, grid, terms.size, places=places, largest=largest)
         sums = FactorSums(evaluation, products, fine)
     count = clipped = invalid = 0
     for records in batches:

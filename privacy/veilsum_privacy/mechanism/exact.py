@@ -89,11 +89,16 @@ def _power(values: Floats) -> Floats:
 def _slices(values: Floats, factor: Floats | float, bits: int) -> tuple[Floats, Floats]:
     """Integers (high, low) of at most ``bits`` bits with values = (high + low / 2^bits) / 2^bits / factor, cut off below.
 
-    ``factor`` is a power of two, or one for each row.
+    ``factor`` is a power of two, or (n, 1), one for each row.
     """
-    scaled = values * factor
-    scaled *= 2.0**bits
-    high = np.trunc(scaled)
-    scaled -= high
-    scaled *= 2.0**bits
-    return high, np.trunc(scaled, out=scaled)
+    high, low = np.empty(values.shape), np.empty(values.shape)
+    factors = np.broadcast_to(factor, (len(values), 1))
+    for start in range(0, len(values), step := max(1, 2 * _CACHED // max(1, values.shape[1]))):  # what stays in a cache
+        part = slice(start, start + step)
+        scaled = np.multiply(values[part], factors[part], out=low[part])
+        scaled *= 2.0**bits  # not in one: the product of both factors may overflow
+        np.trunc(scaled, out=high[part])
+        scaled -= high[part]
+        scaled *= 2.0**bits
+        np.trunc(scaled, out=scaled)
+    return high, low

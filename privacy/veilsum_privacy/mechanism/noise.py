@@ -220,7 +220,10 @@ def gaussian_around(centres: Integers, variance: Fraction, source: RandomSource)
     if not ROUNDING_VARIANCE <= variance <= 2**62:
         raise Misuse("The variance around a real centre must lie between 16 and 2^62 grid units squared.")
     sampler = Sampler(Fraction(variance), source, CENTRE_BITS)
-    return (centres >> CENTRE_BITS) + sampler.draw(len(centres), centres & ((1 << CENTRE_BITS) - 1))
+    found = sampler.draw(len(centres), centres)
+    for start in range(0, len(centres), _CHUNK):
+        found[start : start + _CHUNK] += centres[start : start + _CHUNK] >> CENTRE_BITS
+    return found
 
 
 class Sampler:
@@ -242,7 +245,7 @@ class Sampler:
         return _law(variance)
 
     def draw(self, size: int, fraction: Integers | None = None) -> Integers:
-        """Draw y - floor(z) for each of (size,) centres, which lie ``fraction`` last binary places above an integer."""
+        """Draw y - floor(z) for each of (size,) centres z, ``fraction`` in units of the last binary place."""
         out, rejected = np.empty(size, dtype=np.int64), [np.empty(0, dtype=np.int64)]
         for start in range(0, size, _CHUNK):
             part = slice(start, min(start + _CHUNK, size))
@@ -270,7 +273,7 @@ class Sampler:
         if fraction is None:
             offset += 1 + below[again]
         else:
-            beyond = fraction[again]
+            beyond = fraction[again] & ((1 << self._places) - 1)
             offset += np.where(below[again] < 0, beyond, (1 << self._places) - beyond)
         bits = (head[again].astype(np.int64) << _CELL) | (tail[again] >> 1)
         found, accepted = self._settle(

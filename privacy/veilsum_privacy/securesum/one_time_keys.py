@@ -48,8 +48,7 @@ def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParamet
         if not place:
             rounded = _rounded(words[part.start : part.start + _TOGETHER], ring, source)
         total = product + rounded[place : place + len(product)]
-        total -= np.uint64(ring.prime) * (total >= np.uint64(ring.prime))
-        yield total
+        yield np.minimum(total, total - np.uint64(ring.prime), out=total)  # what would be negative is very large
 
 
 def _rounded(words: Words, ring: RingParameters, source: RandomSource) -> Words:

@@ -47,8 +47,9 @@ def _seal() -> Any:
     return sealapi
 
 
+@lru_cache(maxsize=12)  # batches, of a quarter or half of a mebibyte: who contributed opens the sum later, by the same
 def common_polynomials(context: bytes, ring: RingParameters, start: int, count: int) -> Words:
-    """a_start .. of a context, (count, N) below q: everybody computes them and nobody chooses them.
+    """a_start .. of a context, (count, N) below q: everybody computes them and nobody chooses them, nor changes these.
 
     Each is uniform by rejection from a stream of its own, under a key that is HKDF of the context and its number.
     """
@@ -56,6 +57,7 @@ def common_polynomials(context: bytes, ring: RingParameters, start: int, count: 
     for row, number in enumerate(range(start, start + count)):
         stream = WordStream(context, StreamPurpose.COMMON, context, number.to_bytes(4, "big"), bound=ring.prime)
         stream.fill(out[row])
+    out.setflags(write=False)
     return out
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Words
+from veilsum_aggregation.arrays import Words, residues
 
 SECRET_BYTES = 32
 
@@ -164,7 +164,7 @@ class WordStream:
                 for stream, row in zip(group, words, strict=True):
                     stream._replace(row)
             split = max(0, len(added) - place)
-            total += words[:split].sum(axis=0)
-            total -= words[split:].sum(axis=0)
-        total %= np.uint64(bound)
-        return total
+            for change, some in ((np.add, words[:split]), (np.subtract, words[split:])):
+                if len(some):
+                    change(total, some[0] if len(some) == 1 else some.sum(axis=0), out=total)
+        return residues(total, bound)
