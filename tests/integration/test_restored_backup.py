@@ -34,6 +34,7 @@ from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import UndeliveredError
 from veilsum_participant.session.client import Client, open_site
 from veilsum_participant.site import Site
+from veilsum_participant.store.attempts import OPEN, attempts_in
 from veilsum_participant.store.mirrors import keep_mirror_entry
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
@@ -258,8 +259,16 @@ def older_ledger(newer: Path, older: Path, target: Path, cut: int = 0) -> Path:
     return target
 
 
+def reserved(site: Site) -> set[bytes | None]:
+    """Contexts of open reservations."""
+    entries = site.ledger.entries()
+    ended = {entry.context for entry in entries if entry.kind in (Kind.CHARGE, Kind.RECOVERY, Kind.FREE)}
+    return {entry.context for entry in entries if entry.kind is Kind.RESERVE} - ended
+
+
 def test_a_ledger_that_is_older_than_its_store_charges_what_that_consented_to(attack: Adversary, tmp_path: Path) -> None:
-    """A file mended by hand, say: every ledger of a study with every store of it, and ledgers that were cut at their end."""
+    """A file mended by hand, say: every ledger of a study with every store of it, and ledgers that were cut at their end. What
+    the store alone has open is ended: none of it is answered for once more."""
     copies: list[tuple[Path, bool]] = []  # and whether the site had consented by then
 
     def keep(*, consented: bool = False) -> None:
@@ -278,12 +287,15 @@ def test_a_ledger_that_is_older_than_its_store_charges_what_that_consented_to(at
     keep(consented=True)
     attack.assign("a", attack.assignment(number=2, attempt=2))
     keep(consented=True)
+    attack.assign("a", attack.assignment(number=2, attempt=3))
+    keep(consented=True)
     context, config = context_of(own(attack)), attack.bed.sites["a"].config
     attack.bed.sites["a"].database.close()
-    lacked = 0
+    lacked, now = 0, attack.bed.clock.now
     for (ledger, charged_then), (store, consented), cut in itertools.product(copies, copies, (0, 1)):
         for suffix in ("-wal", "-shm"):
             config.state.with_name(config.state.name + suffix).unlink(missing_ok=True)
+        attack.bed.clock.now = now
         site = open_site(
             config.model_copy(update={"state": older_ledger(store, ledger, config.state, cut)}), clock=attack.bed.clock
         )
@@ -300,9 +312,14 @@ def test_a_ledger_that_is_older_than_its_store_charges_what_that_consented_to(at
             site.database.close()
             again = open_site(site.config, clock=attack.bed.clock)
             assert again.ledger.entries() == entries
-            again.database.close()
-        else:
-            site.database.close()
+            site = again
+        with site.database.reading() as connection:
+            rows = attempts_in(connection, OPEN)
+        assert reserved(site) >= {row.context for row in rows}, "it would be answered for, and has no reservation"
+        attack.bed.clock.now = now + 40 * 86400
+        ParticipantCore(site).expire()
+        assert not reserved(site) & {row.context for row in rows}
+        site.database.close()
     assert lacked > 10
 
 

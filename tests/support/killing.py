@@ -24,10 +24,16 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.boundary.encoding import read
 from veilsum_participant.boundary.front import Directive
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.openings import Openings
+from veilsum_participant.protocol.recovery import begin_restored
 from veilsum_participant.settings.config import ParticipantConfig
+from veilsum_participant.store.attempts import is_mixed
 from veilsum_proto import federation_pb2 as pb
 
 WRITES = ("INSERT", "UPDATE", "DELETE")
+
+EXPIRE, CATCH_UP = None, True
+"""Work beside directives: the site's own deadlines, and what begins a session."""
 
 
 class _Reaper:
@@ -87,12 +93,41 @@ class _PipeChannel:
         return call
 
 
-def _main(pipe: Pipe, config: ParticipantConfig, now: int, fatal: int, coordinator: str, certificate: bytes) -> None:
+def charge_afterwards() -> None:
+    """A fault to plant: a consent is durable before its charge, for which no later process looks."""
+    charge = Openings._charge
+
+    def later(self: Openings, connection: Any, row: Any, witness: Any) -> None:
+        def make() -> None:
+            with self._site.database.transaction() as another:
+                charge(self, another, row, witness)
+
+        event.listen(connection.engine, "checkin", lambda *_: make(), once=True)
+
+    Openings._charge = later  # type: ignore[method-assign]
+    globals()["is_mixed"] = lambda _: False
+
+
+def _main(
+    pipe: Pipe,
+    config: ParticipantConfig,
+    now: int,
+    fatal: int,
+    coordinator: str,
+    certificate: bytes,
+    plant: Callable[[], None] | None,
+) -> None:
+    if plant is not None:
+        plant()
     clock = Clock()
     clock.now = now
     reaper = _Reaper(fatal)
     site = open_test_site(config, clock, SYSTEM_RANDOM)
     reaper.watch(site.database)
+    with site.database.reading() as connection:
+        mixed = is_mixed(connection)
+    if mixed or site.restored() is not None:  # as a process of the product begins
+        begin_restored(site)
     core = ParticipantCore(site)
     channel = _PipeChannel(pipe, coordinator, certificate, reaper)
     pipe.send(("nonce", site.nonce))
@@ -103,8 +138,10 @@ def _main(pipe: Pipe, config: ParticipantConfig, now: int, fatal: int, coordinat
             return
         clock.now, work = value
         try:
-            if work is None:
+            if work is EXPIRE:
                 core.expire()
+            elif work is CATCH_UP:
+                core.catch_up(channel)  # type: ignore[arg-type]
             else:
                 core.handle(read(work, Directive), channel)  # type: ignore[arg-type]
         except HostileInput:
@@ -130,39 +167,46 @@ class MortalFederation(LocalFederation):
         return worked
 
 
-class KillableSite:
-    """A participant that dies at its ``fatal``-th point (0: never) and is started again by :meth:`handle`.
+class MortalProcess:
+    """A participant's process that dies at its ``fatal``-th point (0: never), and is started again where that is known.
 
-    It stands in for a core in :class:`~veilsum.local.federation.LocalFederation`.
+    ``plant`` puts a fault into it.
 
     Attributes:
         deaths: how often it died.
-        nonce: of its present session.
+        nonce: of the present process.
     """
 
     nonce: bytes
 
-    def __init__(self, hub: Any, config: ParticipantConfig, name: str, clock: Clock, fatal: int) -> None:
-        self._hub, self._config, self._name, self._clock = hub, config, name, clock
-        self._certificate = hub.credentials.identity.certificate
+    def __init__(
+        self,
+        config: ParticipantConfig,
+        clock: Clock,
+        coordinator: str,
+        certificate: bytes,
+        fatal: int,
+        plant: Callable[[], None] | None = None,
+    ) -> None:
+        self._config, self._clock, self._coordinator, self._certificate = config, clock, coordinator, certificate
+        self._plant = plant
         self.deaths = 0
-        self._start(fatal)
+        self.start(fatal)
 
     @property
-    def site(self) -> KillableSite:
+    def site(self) -> MortalProcess:
         """What a core calls its site: it has the session's nonce."""
         return self
 
-    def handle(self, work: pb.Directive | Directive | None, _channel: object = None) -> None:
-        """Let the participant act on a directive, or on its own deadlines; if it dies of it, start it anew."""
+    def work(self, work: bytes | bool | None, channel: Any) -> bool:
+        """Let it do a piece of work, :data:`EXPIRE`, :data:`CATCH_UP` or a directive; returns whether it died of it."""
         try:
-            self._pipe.send(("work", (self._clock.now, None if work is None else as_directive(work).to_bytes())))
-            self._serve()
+            self._pipe.send(("work", (self._clock.now, work)))
+            self._serve(channel)
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            self._process.join()
-            assert self._process.exitcode == -signal.SIGKILL, f"the participant ended with {self._process.exitcode}"
-            self.deaths += 1
-            self._start(0)
+            self._bury()
+            return True
+        return False
 
     def stop(self) -> int:
         """End the process; returns how many points it passed."""
@@ -171,20 +215,28 @@ class KillableSite:
         self._process.join()
         return int(passed)
 
-    def _start(self, fatal: int) -> None:
+    def start(self, fatal: int) -> None:
+        """Begin anew on the same files; if it dies of that, once more."""
         self._pipe, theirs = FORKS.Pipe()
         self._process = FORKS.Process(
             target=_main,
-            args=(theirs, self._config, self._clock.now, fatal, self._hub.credentials.identity.name, self._certificate),
+            args=(theirs, self._config, self._clock.now, fatal, self._coordinator, self._certificate, self._plant),
             daemon=True,
         )
         self._process.start()
         theirs.close()
-        _, self.nonce = self._pipe.recv()
-        self._hub.connect(self._name, self.nonce)
+        try:
+            _, self.nonce = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._bury()
+            self.start(0)
 
-    def _serve(self) -> None:
-        channel = LocalChannel(self._hub, self._name)
+    def _bury(self) -> None:
+        self._process.join()
+        assert self._process.exitcode == -signal.SIGKILL, f"the participant ended with {self._process.exitcode}"
+        self.deaths += 1
+
+    def _serve(self, channel: Any) -> None:
         while True:
             kind, *rest = self._pipe.recv()
             if kind == "done":
@@ -195,3 +247,23 @@ class KillableSite:
             except HostileInput as error:
                 reply = ("raised", HostileInput(error.message, error.advice))
             self._pipe.send(reply)
+
+
+class KillableSite(MortalProcess):
+    """Such a process before a hub, to which it comes back by itself.
+
+    It stands in for a core in :class:`~veilsum.local.federation.LocalFederation`.
+    """
+
+    def __init__(self, hub: Any, config: ParticipantConfig, name: str, clock: Clock, fatal: int) -> None:
+        self._hub, self._name = hub, name
+        super().__init__(config, clock, hub.credentials.identity.name, hub.credentials.identity.certificate, fatal)
+
+    def handle(self, work: pb.Directive | Directive | None, _channel: object = None) -> None:
+        """Let the participant act on a directive, or on its own deadlines; if it dies of it, start it anew."""
+        if self.work(EXPIRE if work is None else as_directive(work).to_bytes(), LocalChannel(self._hub, self._name)):
+            self.start(0)
+
+    def start(self, fatal: int) -> None:
+        super().start(fatal)
+        self._hub.connect(self._name, self.nonce)

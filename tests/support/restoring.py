@@ -17,13 +17,18 @@ def copy_database(source: Path, target: Path) -> None:
         one.backup(two)
 
 
+def put_file(state: Path, copy: Path) -> None:
+    """Put a copy in the place of a file that nobody has open."""
+    for suffix in ("-wal", "-shm"):
+        state.with_name(state.name + suffix).unlink(missing_ok=True)
+    state.write_bytes(copy.read_bytes())
+
+
 def restore(bed: TestBed, name: str, copy: Path) -> Site:
     """Put an older copy of a site's file back and open it as a new process would."""
     site = bed.sites[name]
     site.database.close()
-    for suffix in ("-wal", "-shm"):
-        site.config.state.with_name(site.config.state.name + suffix).unlink(missing_ok=True)
-    site.config.state.write_bytes(copy.read_bytes())
+    put_file(site.config.state, copy)
     bed.sites[name] = open_test_site(site.config, bed.clock, SYSTEM_RANDOM)
     return bed.sites[name]
 

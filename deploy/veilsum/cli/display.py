@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from veilsum_privacy.results.result import Result
 
 
+_GONE_ON = "Submit it again; if all sites say so, ask whether the coordinator was put back to an older copy."
 _REMEDIES: Mapping[str, str] = {
+    **dict.fromkeys((RefusalCode.STUDY_REPLAYED, RefusalCode.CLOSED, RefusalCode.ROUND), _GONE_ON),
     RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",
     RefusalCode.ANALYST: "Ask the site to name you under policy.analysts.",
     RefusalCode.PURPOSE: "State purpose, reference, legal_basis and contact in the study; ask the site which it requires.",

@@ -125,7 +125,7 @@ class Contributions:
         self._site.database.scrub()
 
     def expire(self) -> None:
-        """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
+        """Give up attempts past their deadline."""
         site = self._site
         now = site.steady()
         with site.database.transaction() as connection:

@@ -14,7 +14,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.open_studies import check_directory, load_open_study, verified_roster
 from veilsum_participant.protocol.policy import analyst_faults, mask_faults, member_faults, refuse
 from veilsum_participant.site import LOG, Site
-from veilsum_participant.store.attempts import took_part
+from veilsum_participant.store.attempts import tally
 from veilsum_participant.store.followed import drop_followed
 from veilsum_participant.store.kept import drop_states
 from veilsum_participant.store.pending import find_pending, pending_studies
@@ -76,7 +76,7 @@ class Membership:
             row = find_study(connection, key)
             if row is not None and row.status in TAKING_PART:
                 return load_enrolments(row.enrolment)[0]
-            if row is not None or took_part(connection, key):
+            if row is not None or tally(connection, key, 0).counts:
                 raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
             refusal = decide(connection, site, signed, agreed, analyst)
             if refusal is None and find_pending(connection, key) is not None:

@@ -24,6 +24,8 @@ from veilsum_participant.site import COMPLETE, ELSEWHERE, LOG, Site
 from veilsum_participant.store.attempts import (
     OPEN,
     PAID,
+    UNCHARGED,
+    UNHELD,
     AttemptRow,
     AttemptState,
     add_attempt,
@@ -31,10 +33,10 @@ from veilsum_participant.store.attempts import (
     find_attempt,
     find_context,
     finish_attempt,
-    uncharged,
 )
 from veilsum_participant.store.mirrors import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.studies import StudyRow, change_study, find_study, load_enrolments
+from veilsum_participant.store.tables import all_rows
 from veilsum_privacy.backup.restored import put_mark, read_mark
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_proof
@@ -92,12 +94,20 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
 
 
 def begin_restored(site: Site) -> None:
-    """Charge what this store says was consented to and its ledger does not know, and give up what a restored state has open.
+    """Charge what this store says was consented to and its ledger does not know, end what it has open and its ledger has not,
+    and give up what a restored state has open.
 
-    Such a ledger is older than its store, or was cut: what else it lacks nobody knows, so that it is marked as a restored one.
+    A ledger that lacks a charge is older than its store, or was cut: what else it lacks nobody knows, so it is marked as a
+    restored one. A reservation of which the store knows nothing stays: nobody knows whether it was consented to.
     """
     with site.database.transaction() as connection:
-        outcomes = [settle_one(connection, site, receipt, None) for receipt in uncharged(connection)]
+        uncharged, unheld = (all_rows(AttemptRow, connection.execute(query)) for query in (UNCHARGED, UNHELD))
+        outcomes = [settle_one(connection, site, row.signed_receipt, None) for row in uncharged]
+        for row in unheld:
+            if site.ledger.entries(kind=Kind.CHARGE, context=row.context, connection=connection):
+                finish_attempt(connection, row.study, row.attempt, AttemptState.RECOVERED)
+            else:
+                give_up_open(connection, site, row.study, row.attempt)
         if outcomes:
             _mark(connection, site)
         _give_up_restored(connection, site)
@@ -135,11 +145,8 @@ def tell(outcomes: Sequence[_Outcome]) -> list[int]:
     entries = [outcome.entry for outcome in outcomes if outcome.entry is not None]
     faults = [outcome.fault for outcome in outcomes if outcome.fault]
     if entries:
-        LOG.warning(
-            "charges recovered from receipts: %d; this site was restored from an older copy",
-            len(entries),
-            extra=about("recovered"),
-        )
+        told = "charges recovered from receipts: %d; this site was restored from an older copy"
+        LOG.warning(told, len(entries), extra=about("recovered"))
     if faults:
         LOG.error("%d receipts were skipped; the first: %s", len(faults), faults[0])
     return entries
@@ -192,18 +199,10 @@ def _remember(connection: Connection, site: Site, receipt: Receipt, signed: Sign
         finish_attempt(connection, study, row.attempt, AttemptState.RECOVERED)
     elif find_attempt(connection, study, receipt.attempt) is None:
         add_attempt(
-            connection,
-            study=study,
-            attempt=receipt.attempt,
-            round=receipt.round,
-            state=AttemptState.RECOVERED,
-            context=receipt.context,
-            assignment=b"",
-            deadline=0,
-            label="",
-            receipt=signed.body,
+            connection, study=study, attempt=receipt.attempt, round=receipt.round, state=AttemptState.RECOVERED,
+            context=receipt.context, assignment=b"", deadline=0, label="", receipt=signed.body,
             receipt_signature=signed.signature,
-        )
+        )  # fmt: skip
     kept = find_study(connection, study)
     if kept is not None:
         highest = {name: max(getattr(kept, name), getattr(receipt, name)) for name in ("round", "attempt")}

@@ -38,7 +38,7 @@ from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, 
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
-from veilsum_participant.store.attempts import uncharged
+from veilsum_participant.store.attempts import is_mixed
 from veilsum_participant.store.studies import open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_participant.studies import Studies
@@ -119,12 +119,12 @@ def open_site(
         studies=studies,
     )  # fmt: skip
     with database.reading() as connection:
-        former, lacking = any(row.box_key is None for row in open_studies(connection)), uncharged(connection)
+        former, mixed = any(row.box_key is None for row in open_studies(connection)), is_mixed(connection)
     if former:
         from veilsum_participant.protocol.membership import leave_former_studies
 
         leave_former_studies(site)
-    if lacking or site.restored() is not None:
+    if mixed or site.restored() is not None:
         from veilsum_participant.protocol.recovery import begin_restored
 
         begin_restored(site)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Index, bindparam, func, insert, select, update
 
 from veilsum_participant.store.tables import all_rows, one_row, promised, table
+from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.ledger.gate import PAID as CHARGES
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.ledger.tables import ledger_table
@@ -100,7 +101,6 @@ _IN_STATES = (
     .order_by(ATTEMPTS.c.attempt)
 )
 _LATE = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.state.in_(OPEN), ATTEMPTS.c.deadline <= bindparam("now")).limit(1)
-_ANY = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.study == bindparam("study")).limit(1)
 _PRESENT = ATTEMPTS.c.round == bindparam("round")
 _TALLY = (  # read off an index in its order: a study of many steps has as many attempts
     select(ATTEMPTS.c.label, ATTEMPTS.c.state, func.count())
@@ -111,10 +111,12 @@ _TALLY_PRESENT = select(ATTEMPTS.c.label, ATTEMPTS.c.state).where(ATTEMPTS.c.stu
 _PAID_ATTEMPT = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.state.in_(PAID), _PRESENT)
 
 
-_CHARGED = select(ledger_table.c.context).where(ledger_table.c.kind.in_(CHARGES))
-_UNCHARGED = select(ATTEMPTS.c.receipt, ATTEMPTS.c.receipt_signature).where(
-    ATTEMPTS.c.state.in_(PAID), func.lower(func.hex(ATTEMPTS.c.context)).not_in(_CHARGED)
-)
+_KIND, _LEDGER, _TEXT = ledger_table.c.kind, select(ledger_table.c.context), func.lower(func.hex(ATTEMPTS.c.context))
+_ENDED = _LEDGER.where(_KIND.in_((*CHARGES, Kind.FREE)))
+_HELD = _LEDGER.where(_KIND == Kind.RESERVE, ledger_table.c.context.not_in(_ENDED))
+UNCHARGED = select(ATTEMPTS).where(ATTEMPTS.c.state.in_(PAID), _TEXT.not_in(_LEDGER.where(_KIND.in_(CHARGES))))
+UNHELD = select(ATTEMPTS).where(ATTEMPTS.c.state.in_(OPEN), _TEXT.not_in(_HELD))
+"""Attempts that were consented to and are not charged, and open ones that the ledger holds no reservation for."""
 
 
 def add_attempt(connection: Connection, **values: Any) -> None:
@@ -136,9 +138,9 @@ def find_context(connection: Connection, context: bytes) -> AttemptRow | None:
     return one_row(AttemptRow, connection.execute(_CONTEXT, {"context": context}))
 
 
-def uncharged(connection: Connection) -> list[SignedReceipt]:
-    """Receipts of what was consented to and is not charged, as in a file put together of an older ledger and a newer store."""
-    return [SignedReceipt(bytes(body), bytes(signature)) for body, signature in connection.execute(_UNCHARGED)]
+def is_mixed(connection: Connection) -> bool:
+    """Whether there are any of these, as in a file that was put together of a store and a ledger of different times."""
+    return any(connection.execute(query.limit(1)).first() is not None for query in (UNCHARGED, UNHELD))
 
 
 def attempts_in(connection: Connection, states: Sequence[AttemptState], study: bytes | None = None) -> list[AttemptRow]:
@@ -150,11 +152,6 @@ def attempts_in(connection: Connection, states: Sequence[AttemptState], study: b
 def is_late(connection: Connection, now: int) -> bool:
     """Whether an attempt whose reservation is open is past its deadline."""
     return connection.execute(_LATE, {"now": now}).first() is not None
-
-
-def took_part(connection: Connection, study: bytes) -> bool:
-    """Whether there is any attempt of the study."""
-    return connection.execute(_ANY, {"study": study}).first() is not None
 
 
 def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
