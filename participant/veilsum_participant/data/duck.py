@@ -13,7 +13,6 @@ import glob
 import json
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,13 +30,12 @@ from veilsum_participant.data.json_files import has_key_twice, json_texts
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import ParquetReader, check_pages, file_parts
 from veilsum_participant.data.reader import (
-    OpenRows,
     QueryReader,
+    QueryRows,
     RowRequest,
     SourcePart,
     failed,
     missing_package,
-    slow,
 )
 from veilsum_participant.settings.forms import PLAIN, Dialect, is_document, is_json
 from veilsum_participant.settings.query import SourceQuery, is_csv
@@ -82,34 +80,33 @@ class DuckReader(QueryReader):
 
 
 @dataclass
-class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
-    connection: Any
-    query: SourceQuery
+class _DuckRows(QueryRows):  # not ordered: it would hold all that it sorts
     texts: list[_Texts]
     files: list[Path]
 
-    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+    def tables(self, asked: RowRequest) -> Iterator[Any]:
         import duckdb
 
-        left = float(self.query.timeout)
-        reader = None
-        while True:
-            began = time.monotonic()
-            with _watched(self.connection, self.query, left, self.texts):
-                if reader is None:
-                    found = _answer(self.connection, self.query)
-                    if set() < set(asked.names) < set(found.columns):
-                        found = found.select(*map(duckdb.ColumnExpression, asked.names))
-                    _check_pages(found, self.files)
-                    reader = found.to_arrow_reader(asked.most)
-                    yielded = reader.schema.empty_table()
-                else:
-                    batch = next(reader, None)
-                    if batch is None:
-                        return
-                    yielded = pa.Table.from_batches([batch])
-            left -= time.monotonic() - began
-            yield SourcePart(yielded)
+        with _waiting(self.connection):
+            found = _answer(self.connection, self.query)
+            if set() < set(asked.names) < set(found.columns):
+                found = found.select(*map(duckdb.ColumnExpression, asked.names))
+            _check_pages(found, self.files)
+            reader = found.to_arrow_reader(asked.most)
+        table = reader.schema.empty_table()
+        while table is not None:
+            yield table
+            with _waiting(self.connection):
+                batch = next(reader, None)
+            table = None if batch is None else pa.Table.from_batches([batch])
+
+    def told(self, error: Exception) -> VeilsumError | None:
+        """A failure by its kind, with which an OSError's words begin where Arrow reads; a file that cannot be read by name."""
+        if not isinstance(error, (*_errors(), OSError, pa.ArrowException)):
+            return None
+        kind = _KIND.match(str(error)) if isinstance(error, OSError) else None
+        fault = next((text.fault for text in self.texts if text.fault is not None), None)
+        return fault or failed(self.query, type(error).__name__ if kind is None else kind[0])
 
 
 def _check_pages(found: Any, files: Sequence[Path]) -> None:
@@ -205,53 +202,27 @@ def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> tuple[
 
 
 @contextmanager
-def _watched(connection: Any, query: SourceQuery, seconds: float, texts: list[_Texts]) -> Iterator[None]:
-    """Interrupt what takes longer. A failure is told by its kind alone: what the database says may hold a record's words.
-
-    What fails while Arrow reads batches is an OSError whose text begins with the kind. A file that cannot be read is named.
+def _waiting(connection: Any) -> Iterator[None]:
+    """Note that this thread waits for a query. Where the process ends, it asks for nothing more and stays here: what was cut
+    short is not what the query yields.
     """
-    ended = threading.Event()
-
-    def stop() -> None:
-        ended.set()
-        connection.interrupt()
-
-    _enter(connection)
-    watch = threading.Timer(max(0.0, seconds), stop)
-    watch.start()
+    with _FREE:
+        stays = _ending.is_set()
+        if not stays:
+            _ASKED[threading.get_ident()] = connection
+    if stays:
+        threading.Event().wait()
     try:
         yield
-    except (*_errors(), OSError, pa.ArrowException) as error:
-        if ended.is_set():
-            raise slow(query) from None
-        if fault := next((text.fault for text in texts if text.fault is not None), None):
-            raise fault from None
-        kind = _KIND.match(str(error)) if isinstance(error, OSError) else None
-        raise failed(query, type(error).__name__ if kind is None else kind[0]) from None
     finally:
-        watch.cancel()
-        _leave(connection)
-
-
-def _enter(connection: Any) -> None:
-    """Note that this thread waits for a query. Where the process ends, it asks for nothing more and stays here."""
-    with _FREE:
-        if not _ending.is_set():
-            _ASKED[threading.get_ident()] = connection
-            return
-    threading.Event().wait()
-
-
-def _leave(connection: Any) -> None:
-    """Free this thread of a query. Where the process ends, it stays here: what was cut short is not what the query yields."""
-    if _ending.is_set():
-        connection.close()
-    with _FREE:
-        del _ASKED[threading.get_ident()]
-        _FREE.notify_all()
-        if not _ending.is_set():
-            return
-    threading.Event().wait()
+        if _ending.is_set():
+            connection.close()
+        with _FREE:
+            del _ASKED[threading.get_ident()]
+            _FREE.notify_all()
+            stays = _ending.is_set()
+        if stays:
+            threading.Event().wait()
 
 
 @cache
