@@ -53,7 +53,6 @@ _FREE = threading.Condition()
 _PATIENCE = 20.0
 """Seconds that the end of the process waits for queries that are stopped."""
 _ending = threading.Event()
-_INFERRED = {pa.null(), pa.int64(), pa.float64()}
 _MISREAD = {"UHUGEINT", "BIT"}
 """DuckDB's types that Arrow takes for others: 2^128 - 1 for -1, bits for letters."""
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
@@ -349,8 +348,7 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int, int]:
 def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
     """The Parquet files that a path means, which have to be alike, and the columns that a query may see; adds their zones.
 
-    Alike but for what software that is told no types finds by what a record lacks: integers are fractions where one of the
-    files has these, and a column of nothing is of the others' type.
+    Alike but for what software that is told no types finds by what a record holds or lacks (:func:`_alike`).
 
     Not those of which only Arrow's note tells that their integers are none, such as durations: DuckDB does not read it.
     """
@@ -360,7 +358,7 @@ def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
     for other in found:
         for held, kind in zip(kinds.values(), other.schema.types, strict=False):
             held.add(kind)
-        if other.schema.names != [*kinds] or not all(len(held) < 3 or held == _INFERRED for held in kinds.values()):
+        if other.schema.names != [*kinds] or not all(map(_alike, kinds.values())):
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
     if odd_name := next((one.label for one in found if glob.has_magic(one.label)), ""):
@@ -372,3 +370,15 @@ def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
         raise DataError(f"{path}: none of its columns holds numbers or texts.", "Store these.")
     hidden = ", ".join(f'"{name.replace(chr(34), 2 * chr(34))}"' for name in odd)
     return [one.label for one in found], f"* EXCLUDE ({hidden})" if odd else "*"
+
+
+def _alike(kinds: set[Any]) -> bool:
+    """Whether DuckDB makes one column of parts of these Arrow types, without a loss: integers are fractions where one part has
+    these, a part of nothing is of the others' type, decimals have the most digits of any, and lists are alike if what they hold is.
+    """
+    held = kinds - {pa.null()}
+    if len(held) > 1 and all(map(pa.types.is_list, held)):
+        return _alike({kind.value_type for kind in held})
+    if len(held) > 1 and all(map(pa.types.is_decimal, held)):
+        return bool(max(kind.precision - kind.scale for kind in held) + max(kind.scale for kind in held) <= 38)
+    return len(held) < 2 or held == {pa.int64(), pa.float64()}
