@@ -578,6 +578,14 @@ def test_nobody_elses_number_decides_on_a_nan(tmp_path: Path, condition: str, ot
     _compare_with_memory(tmp_path, pa.array(cells, pa.float64()), 9, True, condition, ANSWERS)
 
 
+@pytest.mark.parametrize("kind", [*CELLS])
+def test_the_greatest_value_is_a_record_s_own(tmp_path: Path, kind: str) -> None:
+    """A file that may hold a NaN is no file that does: that is no answer to the question of the greatest number."""
+    stored, known = CELLS[kind]
+    for cells in (known[:1], [*known[:4], None], [None]):
+        _compare_with_memory(tmp_path, pa.array(cells, stored), 2, False, "x IS NULL", ("max(x)::text", "min(x)::text"))
+
+
 def _compare_with_memory(directory: Path, cells: Any, group: int, index: bool, condition: str, answers: Sequence[str]) -> None:
     import duckdb
 
