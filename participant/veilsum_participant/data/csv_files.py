@@ -24,7 +24,7 @@ from veilsum_participant.data.lines import (
     mended,
     open_text,
 )
-from veilsum_participant.data.objects import AnyFile, open_file, stored_files
+from veilsum_participant.data.objects import AnyFile, open_file, stored_files, unchanged
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PLAIN, Dialect
 from veilsum_participant.settings.query import Bucket
@@ -84,7 +84,7 @@ class CsvReader(FileReader):
         return names
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        with readable(self.file), open_text(self._stored(), self.dialect) as file:
+        with readable(self.file), unchanged(self._stored(), self.seen), open_text(self._stored(), self.dialect) as file:
             every, left = self._columns(file)
             place = records = 0
             block = b""

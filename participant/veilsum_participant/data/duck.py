@@ -28,6 +28,7 @@ from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.json_files import has_key_twice, json_texts
 from veilsum_participant.data.lines import Fault
+from veilsum_participant.data.objects import state_of, written_to
 from veilsum_participant.data.parquet_files import ParquetReader, check_pages, file_parts
 from veilsum_participant.data.reader import (
     QueryReader,
@@ -82,10 +83,12 @@ class DuckReader(QueryReader):
 class _DuckRows(QueryRows):  # not ordered: it would hold all that it sorts
     texts: list[_Texts]
     files: list[Path]
+    seen: list[tuple[int, ...]] = field(default_factory=list, init=False)
 
     def tables(self, asked: RowRequest) -> Iterator[Any]:
         import duckdb
 
+        self.seen = self.seen or [*map(state_of, self.files)]
         with _waiting(self.connection):
             found = _answer(self.connection, self.query)
             if set() < set(asked.names) < set(found.columns):
@@ -98,6 +101,8 @@ class _DuckRows(QueryRows):  # not ordered: it would hold all that it sorts
             with _waiting(self.connection):
                 batch = next(reader, None)
             table = None if batch is None else pa.Table.from_batches([batch])
+        if [*map(state_of, self.files)] != self.seen:
+            raise written_to(f"A file of the {self.query}")
 
     def told(self, error: Exception) -> VeilsumError | None:
         """A failure by its kind, with which an OSError's words begin where Arrow reads; a file that cannot be read by name."""
@@ -280,7 +285,8 @@ def _texts(path: Path, dialect: Dialect) -> _Texts:
     """A CSV file's columns as texts, or the values of JSON as one column, ``json``."""
     if is_json(path):
         file_parts(path)
-        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
+        seen = dict[Path, tuple[int, ...]]()
+        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect, seen))
     reader = CsvReader(path, dialect=dialect)
     names = reader.columns() or []
     _told_apart(str(path), names)
@@ -298,14 +304,14 @@ def _trimmed(part: SourcePart) -> Any:
     return pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in part.table.column_names})
 
 
-def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
+def _json_texts(path: Path, dialect: Dialect, seen: dict[Path, tuple[int, ...]]) -> Iterator[Any]:
     """The values of JSON, chosen before a query sees them: within it, a condition of its own might be tried first.
 
     Of a document that is an array, its elements.
     """
     kind = pa.json_(pa.large_string())
     with _connection() as connection:
-        for lines in json_texts(path, dialect, Counter()):
+        for lines in json_texts(path, dialect, Counter(), seen):
             valid = _judged(connection, lines)
             found = lines if valid.true_count == len(lines) else lines.filter(valid)
             if is_document(path):
@@ -338,7 +344,7 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int, int]:
         parts = [(part.table.num_rows, len(part.broken)) for part in reader.parts(RowRequest((reader.columns() or [])[:1]))]
         return sum(rows for rows, _ in parts), sum(broken for _, broken in parts), 0
     with _connection() as connection:
-        for lines in json_texts(path, dialect, left_out):
+        for lines in json_texts(path, dialect, left_out, {}):
             read += len(lines) if is_document(path) else pc.not_equal(pc.utf8_trim_whitespace(lines), "").true_count
             found = lines.filter(_judged(connection, lines))
             valid += len(found)
@@ -375,7 +381,8 @@ def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
 
 def _alike(kinds: set[Any]) -> bool:
     """Whether DuckDB makes one column of parts of these Arrow types, without a loss: integers are fractions where one part has
-    these, a part of nothing is of the others' type, decimals have the most digits of any, and lists are alike if what they hold is.
+    these, a part of nothing is of the others' type, decimals have the most digits of any, and lists are alike if what they
+    hold is.
     """
     held = kinds - {pa.null()}
     if len(held) > 1 and all(map(pa.types.is_list, held)):

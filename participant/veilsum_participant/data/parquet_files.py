@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.formats import CHECK_FORMAT, readable
-from veilsum_participant.data.objects import LOGS, AnyFile, StoredFile, check_whole, open_file, stored_files
+from veilsum_participant.data.objects import LOGS, AnyFile, StoredFile, check_whole, open_file, stored_files, unchanged
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PARQUET
 from veilsum_participant.settings.query import Bucket
@@ -83,7 +83,7 @@ class ParquetReader(FileReader):
         place, read = 0, list(asked.names)
         with readable(self.file):
             for part in file_parts(self.file):
-                with open_parquet(part) as file:
+                with unchanged(part, self.seen), open_parquet(part) as file:
                     every = [*range(file.num_row_groups)]
                     for groups in [[group] for group in every] if asked.wanted else [every] if every else []:
                         end = place + sum(file.metadata.row_group(group).num_rows for group in groups)

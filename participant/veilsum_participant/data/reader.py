@@ -135,10 +135,16 @@ class Reader(ABC):
         return ""
 
 
+@dataclass
 class FileReader(Reader, OpenRows):
-    """Reads a file, or several, whose rows keep their order."""
+    """Reads a file, or several, whose rows keep their order.
+
+    Attributes:
+        seen: the files that were read, for :func:`.objects.unchanged`.
+    """
 
     steady = True
+    seen: dict[Path, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def opened(self) -> AbstractContextManager[OpenRows]:
         return nullcontext(self)
