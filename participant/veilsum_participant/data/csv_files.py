@@ -11,19 +11,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from veilsum_node.errors import DataError
+from veilsum_participant.data import lines
 from veilsum_participant.data.dialects import HEAD, advice
 from veilsum_participant.data.formats import readable
-from veilsum_participant.data.lines import (
-    BATCH,
-    Fault,
-    blocks,
-    count_lines,
-    first_line,
-    is_plain,
-    line_numbers,
-    mended,
-    open_text,
-)
+from veilsum_participant.data.lines import BATCH, Fault, open_text
 from veilsum_participant.data.objects import AnyFile, open_file, stored_files, unchanged
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PLAIN, Dialect
@@ -88,7 +79,7 @@ class CsvReader(FileReader):
             every, left = self._columns(file)
             place = records = 0
             block = b""
-            for block in blocks(file, BATCH, left):
+            for block in lines.blocks(file, BATCH, left):
                 table, broken = self._parsed(block, every, asked.names)
                 yield SourcePart(table, place, {records + row: fault for row, fault in broken.items()})
                 place += table.num_rows
@@ -98,14 +89,14 @@ class CsvReader(FileReader):
 
     def lines(self, numbers: Collection[int]) -> dict[int, int]:
         with readable(self.file), open_text(self._stored(), self.dialect) as file:
-            return line_numbers(file, numbers, header=self.names is None)
+            return lines.line_numbers(file, numbers, header=self.names is None)
 
     def _stored(self) -> AnyFile:
         return stored_files(self.file)[0] if isinstance(self.file, Bucket) else self.file
 
     def _columns(self, file: BinaryIO) -> tuple[list[str], bytes]:
         """The names of the columns, and what was read beyond them."""
-        return first_line(file, self.file, self.dialect.delimiter) if self.names is None else (list(self.names), b"")
+        return lines.first_line(file, self.file, self.dialect.delimiter) if self.names is None else (list(self.names), b"")
 
     def _parsed(self, block: bytes, every: list[str], names: Sequence[str]) -> tuple[Any, dict[int, Fault]]:
         """The columns wanted of a block, and which lines do not make records."""
@@ -122,17 +113,17 @@ class CsvReader(FileReader):
         convert = pacsv.ConvertOptions(
             column_types=dict.fromkeys(places, pa.large_string()), include_columns=places, strings_can_be_null=False
         )
-        plain = is_plain(block)
+        plain = lines.is_plain(block)
         if not plain:
-            text, faults = mended(block, parse.delimiter, len(every))
+            text, faults = lines.mended(block, parse.delimiter, len(every))
         # Arrow's threads get nothing of Python's: one that lets go of it while the interpreter ends aborts the process
         try:
             table = pacsv.read_csv(pa.BufferReader(text), read_options=read, parse_options=parse, convert_options=convert)
-            if plain and b'"' in block and table.num_rows != count_lines(block, parse.delimiter):
+            if plain and b'"' in block and table.num_rows != lines.count_lines(block, parse.delimiter):
                 raise pa.ArrowInvalid
         except pa.ArrowInvalid:  # a row has too few or too many cells, or a quotation mark is open
             if plain:
-                text, faults = mended(block, parse.delimiter, len(every))
+                text, faults = lines.mended(block, parse.delimiter, len(every))
             read.use_threads = False  # one thread numbers the rows as well
             parse.invalid_row_handler = skip
             table = pacsv.read_csv(pa.BufferReader(text), read_options=read, parse_options=parse, convert_options=convert)
