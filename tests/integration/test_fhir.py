@@ -711,6 +711,25 @@ def test_nothing_of_one_person_changes_another_s_rows(tmp_path: Path, recipe: Pa
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("urls", "told"),
+    [
+        (("https://north/fhir/Patient/1", "https://south/fhir/Patient/1"), 1),
+        (("https://north/fhir/Patient/1", "http://North/fhir/Patient/1"), 0),
+        (("https://north/fhir/Patient/1", None), 0),
+        (("https://north/fhir/Patient/1", "urn:uuid:5cbc121b-cd71-4428-b8b7-31e53eba8100"), 0),
+    ],
+)
+def test_one_id_of_two_servers_is_told(tmp_path: Path, recipe: Path, urls: tuple[str | None, ...], told: int) -> None:
+    """An id is unique on its server alone, and these would count as one person."""
+    patients = [{"fullUrl": url, "resource": {"resourceType": "Patient", "id": "1"}} for url in urls]
+    (tmp_path / "t.json").write_text(json.dumps({"resourceType": "Bundle", "type": "collection", "entry": patients}))
+    files = {kind.lower(): tmp_path / "t.json" for kind in TYPES}
+    rows = query_rows(SourceQuery("misses", (recipe / "misses.sql").read_text(), files=files)).to_pylist()
+    (found,) = (row for row in rows if "several servers" in row["what"])
+    assert (found["number"], found["of"], found["meant"]) == (told, 2, False)
+
+
 def test_a_transaction_names_its_patient_by_a_place_in_it(tmp_path: Path, recipe: Path) -> None:
     """As generators of synthetic patients write it: no resource has an id yet, and what is asked for says nothing of any."""
 

@@ -57,6 +57,20 @@ def rows_of(source: Any, schema: DatasetSchema) -> list[tuple[Any, ...]]:
     return list(zip(*(table.columns[name].to_pylist() for name in schema.file_columns), strict=True))
 
 
+@pytest.mark.parametrize("delimiter", "\t\x1f !#$%&*/:;<=>?@^_`|~,-")
+def test_odd_lines_are_mended_whatever_separates_their_cells(tmp_path: Path, delimiter: str) -> None:
+    """Some of the marks mean something else in a pattern."""
+    text = 'age|town\n1|Ulm\n"2|Ulm\n3|"Bonn"\n\n"4"|Ulm\xe9\n5|6|Ulm\n"7""|"|Ulm"\n8|"Ulm\n'.replace("|", delimiter)
+    (tmp_path / "t").write_bytes(text.encode("latin-1"))
+    source = TextFile(tmp_path / "t", Dialect(delimiter=delimiter))
+    assert rows_of(source, SCHEMA) == [
+        ("1", "Ulm"), ("3", "Bonn"), ("4", "Ulm\xe9"), (f'7"{delimiter}'.strip(), 'Ulm"'),
+    ]  # fmt: skip
+    assert read_table(source, SCHEMA).broken == {
+        2: lines.Fault.QUOTE, 5: lines.Fault.CELLS, 7: lines.Fault.QUOTE,
+    }  # fmt: skip
+
+
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("encoding", OTHER)
 def test_no_character_reaches_beyond_its_line_in_any_encoding(tmp_path: Path, encoding: str) -> None:

@@ -5,10 +5,13 @@ The reference of CSV is a reading letter by letter, of Parquet Arrow's own value
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import gzip
 import json
 import math
+import os
+import resource
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import pyarrow.parquet.encryption as encryption
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
@@ -344,6 +348,46 @@ def test_uuids_tell_subjects_apart(tmp_path: Path) -> None:
     with opened(tmp_path / "t.parquet", schema(), subject="who") as tables:
         (read,) = tables.read()
     assert read.subjects.to_pylist() == [str(one) for one in people]
+
+
+class Keys(encryption.KmsClient):
+    """Wraps no key, which is enough to write a file."""
+
+    def __init__(self, config: encryption.KmsConnectionConfig) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, name: str) -> bytes:
+        return base64.b64encode(key)
+
+
+@pytest.mark.parametrize("readable", [True, False], ids=["footer in the clear", "footer encrypted"])
+def test_encrypted_parquet_is_refused_by_name_and_ends_no_process(tmp_path: Path, *, readable: bool) -> None:
+    """A process ended where a query was on a file of which a column is encrypted and the footer is not."""
+    table, path = pa.table({"n": [1.0, 2.0], "c": ["x", "no"]}), tmp_path / "t.parquet"
+    how = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["c"]}, plaintext_footer=readable)
+    made = encryption.CryptoFactory(Keys).file_encryption_properties(encryption.KmsConnectionConfig(), how)
+    with parquet.ParquetWriter(path, table.schema, encryption_properties=made) as file:
+        file.write_table(table)
+    under = schema()
+    for source in (path, SourceQuery("d", "SELECT n, c FROM t", files={"t": path})):
+        with pytest.raises(DataError, match=r"t\.parquet: (cannot be read|its footer is signed)"):
+            load_records(source, under)
+    numbers = under.model_copy(update={"columns": under.columns[:1]})
+    if readable:
+        assert len(load_records(path, numbers)[0]) == 2
+
+
+@pytest.mark.parametrize("ending", [b"", b"\xf0\xff\xff\xffPAR1"], ids=["nothing", "a footer of 4 GB"])
+def test_a_file_of_holes_takes_no_memory(tmp_path: Path, ending: bytes) -> None:
+    path = tmp_path / "t.parquet"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(-len(ending), os.SEEK_END)
+        file.write(ending)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="not a complete Parquet file"):
+        check_structure(path, schema())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 @pytest.mark.system

@@ -155,6 +155,19 @@ INFERRED: dict[str, tuple[list[Any], str]] = {
     "days": ([pa.array([dt.date(2024, 2, 29), None]), pa.nulls(2)], "year(CAST(x AS DATE))"),
     "times": ([pa.array([0, None], pa.timestamp("us")), pa.nulls(2)], "year(CAST(x AS TIMESTAMP))"),
     "truths": ([pa.array([True, None]), pa.nulls(2)], "CAST(x AS INTEGER)"),
+    "decimals": (
+        [
+            pa.array([Decimal("1.5"), Decimal("-2.25")]),
+            pa.array([Decimal("1234.125"), Decimal("20.000")], pa.decimal128(9, 3)),
+            pa.nulls(2),
+        ],
+        "CAST(x AS DOUBLE)",
+    ),
+    "lists": (
+        [pa.array([[1, 2], []]), pa.array([[1.5], None]), pa.array([[], [None]]), pa.nulls(2)],
+        "CAST(len(x) + coalesce(x[1], 0) AS DOUBLE)",
+    ),
+    "lists of lists": ([pa.array([[[]], None]), pa.array([[[1]], []]), pa.nulls(2)], "CAST(len(x) AS DOUBLE)"),
 }
 """What a column may be in files that were written without types, by what its records hold; and what is asked of it."""
 
@@ -187,10 +200,18 @@ def alike(subjects: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("chosen", list(itertools.product(range(3), repeat=3)))
-def test_what_a_writer_infers_from_records_decides_on_no_folder(tmp_path: Path, chosen: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("exact", [False, True], ids=["floating", "decimal"])
+def test_what_a_writer_infers_from_records_decides_on_no_folder(
+    tmp_path: Path, chosen: tuple[int, ...], *, exact: bool
+) -> None:
     """Of numbers of persons, and of ages, of which some file lacks one or all."""
     parts = [pa.array([3, 1, 3, 2**53]), pa.array([1.0, None, 3.0, 7.5]), pa.nulls(4)]
-    for folder, wide in (("inferred", None), ("stated", pa.float64())):
+    if exact:
+        parts = [
+            pa.array([Decimal(text) for text in texts]) for texts in (("3", "1", "10", "30"), ("3.00", "-1.5", "10", "0.25"))
+        ]
+        parts.append(pa.nulls(4))
+    for folder, wide in (("inferred", None), ("stated", pa.decimal128(30, 9) if exact else pa.float64())):
         (tmp_path / folder).mkdir()
         for place, which in enumerate(chosen):
             part = parts[which] if wide is None else parts[which].cast(wide)
@@ -555,6 +576,14 @@ def test_what_a_file_says_of_its_records_decides_on_none(
 def test_nobody_elses_number_decides_on_a_nan(tmp_path: Path, condition: str, others: list[float]) -> None:
     cells = [float("nan"), *others]
     _compare_with_memory(tmp_path, pa.array(cells, pa.float64()), 9, True, condition, ANSWERS)
+
+
+@pytest.mark.parametrize("kind", [*CELLS])
+def test_the_greatest_value_is_a_record_s_own(tmp_path: Path, kind: str) -> None:
+    """A file that may hold a NaN is no file that does: that is no answer to the question of the greatest number."""
+    stored, known = CELLS[kind]
+    for cells in (known[:1], [*known[:4], None], [None]):
+        _compare_with_memory(tmp_path, pa.array(cells, stored), 2, False, "x IS NULL", ("max(x)::text", "min(x)::text"))
 
 
 def _compare_with_memory(directory: Path, cells: Any, group: int, index: bool, condition: str, answers: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
@@ -522,6 +523,59 @@ def test_a_file_that_changes_between_readings_is_a_fault(tmp_path: Path, rows: i
     parquet.write_table(people(rows, 1, ["p"] * rows), path)
     with pytest.raises(DataError, match="was changed while it was read"):
         list(batches)
+
+
+FORMS = ("t.csv", "t.parquet", "query of t.csv", "query of t.ndjson", "query of t.parquet")
+
+
+def written(path: Path, last: int) -> bytes:
+    """A file of 3,000 persons with two records each, of whom one is ``last``: all such files are of one size."""
+    who = [str(person) for person in [*range(1000, 3999), last]] * 2
+    rows = pa.table({"who": who, "age": ["60"] * len(who), "town": ["Ulm"] * len(who), "ill": ["1"] * len(who)})
+    if path.suffix == ".parquet":
+        parquet.write_table(rows, path, use_dictionary=False, compression="none", row_group_size=500)
+    elif path.suffix == ".csv":
+        pacsv.write_csv(rows, path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("change", ["rewritten", "grown", "replaced"])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_records_are_of_a_file_and_of_the_one_that_took_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, change: str
+) -> None:
+    """Of as many records in as many bytes, which the file system alone tells apart; others' were taken for a person's own."""
+    monkeypatch.setattr(csv_files, "BATCH", 1 << 12)
+    path = tmp_path / form.rpartition(" ")[2]
+    other = written(tmp_path / f"other{path.suffix}", 5000)
+    assert len(written(path, 4000)) == len(other)
+    text = "SELECT json->>'$.who' AS who, 60 AS age, 'Ulm' AS town, '1' AS ill FROM t" if "json" in form else "SELECT * FROM t"
+    source = SourceQuery("records", text, files={"t": path}) if "query" in form else path
+    batches = stream_records(source, SCHEMA, "who", rows=100, persons=600)
+    next(batches)
+    if change == "rewritten":
+        path.write_bytes(other)
+    elif change == "grown":
+        path.open("ab").write(b"\n")
+    else:
+        (tmp_path / f"other{path.suffix}").rename(path)
+    with pytest.raises(DataError, match=r"was changed while it was read|failed \(InvalidInputException\)"):
+        list(batches)
+
+
+@pytest.mark.parametrize("form", ["t.csv", "t.parquet"])
+def test_what_is_renamed_over_a_file_that_is_read_once_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(csv_files, "BATCH", 1 << 12)
+    written(tmp_path / form, 4000)
+    batches = stream_records(tmp_path / form, SCHEMA, None, rows=100)
+    first = len(next(batches))
+    (tmp_path / "none").write_bytes(b"")
+    (tmp_path / "none").rename(tmp_path / form)
+    assert first + sum(map(len, batches)) == 6000
 
 
 def test_a_table_of_the_kept_rows_alone(tmp_path: Path) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from veilsum_node.errors import DataError
+from veilsum_participant.data import lines
 from veilsum_participant.data.dialects import HEAD, advice
 from veilsum_participant.data.formats import readable
-from veilsum_participant.data.lines import BATCH, Fault, Lines, line_numbers, open_text
-from veilsum_participant.data.objects import AnyFile, open_file, stored_files
+from veilsum_participant.data.lines import BATCH, Fault, open_text
+from veilsum_participant.data.objects import AnyFile, open_file, stored_files, unchanged
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PLAIN, Dialect
 from veilsum_participant.settings.query import Bucket
@@ -44,7 +45,7 @@ class CsvReader(FileReader):
         what = "its first line" if self.names is None else "the order of the schema"
         with readable(self.file), open_text(self._stored(), self.dialect) as file:
             try:
-                names = self._columns(Lines(file, self.dialect.delimiter))
+                names, _ = self._columns(file)
             except DataError as error:
                 raise DataError(error.message, self.declared() or error.advice) from None
         fields = pa.schema([(name, pa.large_string()) for name in names])
@@ -74,32 +75,34 @@ class CsvReader(FileReader):
         return names
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        with readable(self.file), open_text(self._stored(), self.dialect) as file:
-            lines = Lines(file, self.dialect.delimiter)
-            every = self._columns(lines)
+        with readable(self.file), unchanged(self._stored(), self.seen), open_text(self._stored(), self.dialect) as file:
+            every, left = self._columns(file)
             place = records = 0
-            for text, faults in lines.parts(len(every), BATCH):
-                table, broken = self._parsed(text, every, asked.names, faults)
+            block = b""
+            for block in lines.blocks(file, BATCH, left):
+                table, broken = self._parsed(block, every, asked.names)
                 yield SourcePart(table, place, {records + row: fault for row, fault in broken.items()})
                 place += table.num_rows
                 records += table.num_rows + len(broken)
+            if not block:
+                yield SourcePart(self._parsed(block, every, asked.names)[0])
 
     def lines(self, numbers: Collection[int]) -> dict[int, int]:
         with readable(self.file), open_text(self._stored(), self.dialect) as file:
-            return line_numbers(file, numbers, header=self.names is None)
+            return lines.line_numbers(file, numbers, header=self.names is None)
 
     def _stored(self) -> AnyFile:
         return stored_files(self.file)[0] if isinstance(self.file, Bucket) else self.file
 
-    def _columns(self, lines: Lines) -> list[str]:
-        return lines.names(self.file) if self.names is None else list(self.names)
+    def _columns(self, file: BinaryIO) -> tuple[list[str], bytes]:
+        """The names of the columns, and what was read beyond them."""
+        return lines.first_line(file, self.file, self.dialect.delimiter) if self.names is None else (list(self.names), b"")
 
-    def _parsed(
-        self, text: bytes, every: list[str], names: Sequence[str], faults: Mapping[int, Fault]
-    ) -> tuple[Any, dict[int, Fault]]:
-        """The columns wanted, and which lines have too few or too many cells, or were known to be faulty."""
+    def _parsed(self, block: bytes, every: list[str], names: Sequence[str]) -> tuple[Any, dict[int, Fault]]:
+        """The columns wanted of a block, and which lines do not make records."""
         places = [str(every.index(name)) for name in names]
         broken: dict[int, Fault] = {}
+        text, faults = block, dict[int, Fault]()
 
         def skip(row: Any) -> str:
             broken[row.number] = faults.get(row.number, Fault.CELLS)
@@ -110,10 +113,17 @@ class CsvReader(FileReader):
         convert = pacsv.ConvertOptions(
             column_types=dict.fromkeys(places, pa.large_string()), include_columns=places, strings_can_be_null=False
         )
+        plain = lines.is_plain(block)
+        if not plain:
+            text, faults = lines.mended(block, parse.delimiter, len(every))
         # Arrow's threads get nothing of Python's: one that lets go of it while the interpreter ends aborts the process
         try:
             table = pacsv.read_csv(pa.BufferReader(text), read_options=read, parse_options=parse, convert_options=convert)
-        except pa.ArrowInvalid:  # a row has too few or too many cells
+            if plain and b'"' in block and table.num_rows != lines.count_lines(block, parse.delimiter):
+                raise pa.ArrowInvalid
+        except pa.ArrowInvalid:  # a row has too few or too many cells, or a quotation mark is open
+            if plain:
+                text, faults = lines.mended(block, parse.delimiter, len(every))
             read.use_threads = False  # one thread numbers the rows as well
             parse.invalid_row_handler = skip
             table = pacsv.read_csv(pa.BufferReader(text), read_options=read, parse_options=parse, convert_options=convert)

@@ -13,7 +13,6 @@ import glob
 import json
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,15 +28,15 @@ from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.json_files import has_key_twice, json_texts
 from veilsum_participant.data.lines import Fault
+from veilsum_participant.data.objects import state_of, written_to
 from veilsum_participant.data.parquet_files import ParquetReader, check_pages, file_parts
 from veilsum_participant.data.reader import (
-    OpenRows,
     QueryReader,
+    QueryRows,
     RowRequest,
     SourcePart,
     failed,
     missing_package,
-    slow,
 )
 from veilsum_participant.settings.forms import PLAIN, Dialect, is_document, is_json
 from veilsum_participant.settings.query import SourceQuery, is_csv
@@ -55,7 +54,6 @@ _FREE = threading.Condition()
 _PATIENCE = 20.0
 """Seconds that the end of the process waits for queries that are stopped."""
 _ending = threading.Event()
-_INFERRED = {pa.null(), pa.int64(), pa.float64()}
 _MISREAD = {"UHUGEINT", "BIT"}
 """DuckDB's types that Arrow takes for others: 2^128 - 1 for -1, bits for letters."""
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
@@ -82,34 +80,37 @@ class DuckReader(QueryReader):
 
 
 @dataclass
-class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
-    connection: Any
-    query: SourceQuery
+class _DuckRows(QueryRows):  # not ordered: it would hold all that it sorts
     texts: list[_Texts]
     files: list[Path]
+    seen: list[tuple[int, ...]] = field(default_factory=list, init=False)
 
-    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+    def tables(self, asked: RowRequest) -> Iterator[Any]:
         import duckdb
 
-        left = float(self.query.timeout)
-        reader = None
-        while True:
-            began = time.monotonic()
-            with _watched(self.connection, self.query, left, self.texts):
-                if reader is None:
-                    found = _answer(self.connection, self.query)
-                    if set() < set(asked.names) < set(found.columns):
-                        found = found.select(*map(duckdb.ColumnExpression, asked.names))
-                    _check_pages(found, self.files)
-                    reader = found.to_arrow_reader(asked.most)
-                    yielded = reader.schema.empty_table()
-                else:
-                    batch = next(reader, None)
-                    if batch is None:
-                        return
-                    yielded = pa.Table.from_batches([batch])
-            left -= time.monotonic() - began
-            yield SourcePart(yielded)
+        self.seen = self.seen or [*map(state_of, self.files)]
+        with _waiting(self.connection):
+            found = _answer(self.connection, self.query)
+            if set() < set(asked.names) < set(found.columns):
+                found = found.select(*map(duckdb.ColumnExpression, asked.names))
+            _check_pages(found, self.files)
+            reader = found.to_arrow_reader(asked.most)
+        table = reader.schema.empty_table()
+        while table is not None:
+            yield table
+            with _waiting(self.connection):
+                batch = next(reader, None)
+            table = None if batch is None else pa.Table.from_batches([batch])
+        if [*map(state_of, self.files)] != self.seen:
+            raise written_to(f"A file of the {self.query}")
+
+    def told(self, error: Exception) -> VeilsumError | None:
+        """A failure by its kind, with which an OSError's words begin where Arrow reads; a file that cannot be read by name."""
+        if not isinstance(error, (*_errors(), OSError, pa.ArrowException)):
+            return None
+        kind = _KIND.match(str(error)) if isinstance(error, OSError) else None
+        fault = next((text.fault for text in self.texts if text.fault is not None), None)
+        return fault or failed(self.query, type(error).__name__ if kind is None else kind[0])
 
 
 def _check_pages(found: Any, files: Sequence[Path]) -> None:
@@ -205,53 +206,27 @@ def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> tuple[
 
 
 @contextmanager
-def _watched(connection: Any, query: SourceQuery, seconds: float, texts: list[_Texts]) -> Iterator[None]:
-    """Interrupt what takes longer. A failure is told by its kind alone: what the database says may hold a record's words.
-
-    What fails while Arrow reads batches is an OSError whose text begins with the kind. A file that cannot be read is named.
+def _waiting(connection: Any) -> Iterator[None]:
+    """Note that this thread waits for a query. Where the process ends, it asks for nothing more and stays here: what was cut
+    short is not what the query yields.
     """
-    ended = threading.Event()
-
-    def stop() -> None:
-        ended.set()
-        connection.interrupt()
-
-    _enter(connection)
-    watch = threading.Timer(max(0.0, seconds), stop)
-    watch.start()
+    with _FREE:
+        stays = _ending.is_set()
+        if not stays:
+            _ASKED[threading.get_ident()] = connection
+    if stays:
+        threading.Event().wait()
     try:
         yield
-    except (*_errors(), OSError, pa.ArrowException) as error:
-        if ended.is_set():
-            raise slow(query) from None
-        if fault := next((text.fault for text in texts if text.fault is not None), None):
-            raise fault from None
-        kind = _KIND.match(str(error)) if isinstance(error, OSError) else None
-        raise failed(query, type(error).__name__ if kind is None else kind[0]) from None
     finally:
-        watch.cancel()
-        _leave(connection)
-
-
-def _enter(connection: Any) -> None:
-    """Note that this thread waits for a query. Where the process ends, it asks for nothing more and stays here."""
-    with _FREE:
-        if not _ending.is_set():
-            _ASKED[threading.get_ident()] = connection
-            return
-    threading.Event().wait()
-
-
-def _leave(connection: Any) -> None:
-    """Free this thread of a query. Where the process ends, it stays here: what was cut short is not what the query yields."""
-    if _ending.is_set():
-        connection.close()
-    with _FREE:
-        del _ASKED[threading.get_ident()]
-        _FREE.notify_all()
-        if not _ending.is_set():
-            return
-    threading.Event().wait()
+        if _ending.is_set():
+            connection.close()
+        with _FREE:
+            del _ASKED[threading.get_ident()]
+            _FREE.notify_all()
+            stays = _ending.is_set()
+        if stays:
+            threading.Event().wait()
 
 
 @cache
@@ -277,6 +252,7 @@ def _connection() -> Iterator[Any]:
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     connection.execute("SET enable_progress_bar = false")  # where somebody types, DuckDB draws one between what they see
     connection.execute("SET parquet_can_have_nan = true")  # or others' least and greatest number would decide on a NaN
+    connection.execute("SET disabled_optimizers = 'statistics_propagation'")  # or max() were told NaN then, and nothing read
     connection.execute("SET TimeZone = 'UTC'")  # or a day would be that of the machine's own zone
     try:
         yield connection
@@ -309,7 +285,8 @@ def _texts(path: Path, dialect: Dialect) -> _Texts:
     """A CSV file's columns as texts, or the values of JSON as one column, ``json``."""
     if is_json(path):
         file_parts(path)
-        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
+        seen = dict[Path, tuple[int, ...]]()
+        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect, seen))
     reader = CsvReader(path, dialect=dialect)
     names = reader.columns() or []
     _told_apart(str(path), names)
@@ -327,14 +304,14 @@ def _trimmed(part: SourcePart) -> Any:
     return pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in part.table.column_names})
 
 
-def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
+def _json_texts(path: Path, dialect: Dialect, seen: dict[Path, tuple[int, ...]]) -> Iterator[Any]:
     """The values of JSON, chosen before a query sees them: within it, a condition of its own might be tried first.
 
     Of a document that is an array, its elements.
     """
     kind = pa.json_(pa.large_string())
     with _connection() as connection:
-        for lines in json_texts(path, dialect, Counter()):
+        for lines in json_texts(path, dialect, Counter(), seen):
             valid = _judged(connection, lines)
             found = lines if valid.true_count == len(lines) else lines.filter(valid)
             if is_document(path):
@@ -367,7 +344,7 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int, int]:
         parts = [(part.table.num_rows, len(part.broken)) for part in reader.parts(RowRequest((reader.columns() or [])[:1]))]
         return sum(rows for rows, _ in parts), sum(broken for _, broken in parts), 0
     with _connection() as connection:
-        for lines in json_texts(path, dialect, left_out):
+        for lines in json_texts(path, dialect, left_out, {}):
             read += len(lines) if is_document(path) else pc.not_equal(pc.utf8_trim_whitespace(lines), "").true_count
             found = lines.filter(_judged(connection, lines))
             valid += len(found)
@@ -378,8 +355,7 @@ def count_texts(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int, int]:
 def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
     """The Parquet files that a path means, which have to be alike, and the columns that a query may see; adds their zones.
 
-    Alike but for what software that is told no types finds by what a record lacks: integers are fractions where one of the
-    files has these, and a column of nothing is of the others' type.
+    Alike but for what software that is told no types finds by what a record holds or lacks (:func:`_alike`).
 
     Not those of which only Arrow's note tells that their integers are none, such as durations: DuckDB does not read it.
     """
@@ -389,7 +365,7 @@ def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
     for other in found:
         for held, kind in zip(kinds.values(), other.schema.types, strict=False):
             held.add(kind)
-        if other.schema.names != [*kinds] or not all(len(held) < 3 or held == _INFERRED for held in kinds.values()):
+        if other.schema.names != [*kinds] or not all(map(_alike, kinds.values())):
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
     if odd_name := next((one.label for one in found if glob.has_magic(one.label)), ""):
@@ -401,3 +377,16 @@ def _parts(path: Path, zones: set[str]) -> tuple[list[str], str]:
         raise DataError(f"{path}: none of its columns holds numbers or texts.", "Store these.")
     hidden = ", ".join(f'"{name.replace(chr(34), 2 * chr(34))}"' for name in odd)
     return [one.label for one in found], f"* EXCLUDE ({hidden})" if odd else "*"
+
+
+def _alike(kinds: set[Any]) -> bool:
+    """Whether DuckDB makes one column of parts of these Arrow types, without a loss: integers are fractions where one part has
+    these, a part of nothing is of the others' type, decimals have the most digits of any, and lists are alike if what they
+    hold is.
+    """
+    held = kinds - {pa.null()}
+    if len(held) > 1 and all(map(pa.types.is_list, held)):
+        return _alike({kind.value_type for kind in held})
+    if len(held) > 1 and all(map(pa.types.is_decimal, held)):
+        return bool(max(kind.precision - kind.scale for kind in held) + max(kind.scale for kind in held) <= 38)
+    return len(held) < 2 or held == {pa.int64(), pa.float64()}

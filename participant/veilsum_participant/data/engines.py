@@ -7,11 +7,10 @@ to the role's rights and settings; only SQLite is tested.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -20,9 +19,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
-from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable, VeilsumError
 from veilsum_participant.data.lines import as_text
-from veilsum_participant.data.reader import OpenRows, QueryReader, RowRequest, SourcePart, failed, slow
+from veilsum_participant.data.reader import QueryReader, QueryRows, RowRequest, failed
 from veilsum_participant.settings.query import SourceQuery
 
 _BATCH = 10_000
@@ -47,61 +46,28 @@ class EngineReader(QueryReader):
         with _connection(self.query) as connection:
             if connection.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN")
-            yield _EngineRows(connection, self.query)
+            yield _EngineRows(connection.connection.driver_connection, self.query, connection)
 
 
 @dataclass
-class _EngineRows(OpenRows):
+class _EngineRows(QueryRows):
     """They are not ordered: SQLite would write what it sorts to a file of its own; how another database sorts nobody knows."""
 
-    connection: Connection
-    query: SourceQuery
+    engine: Connection
 
-    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        query, left = self.query, float(self.query.timeout)
-        found: Iterator[Sequence[Any]] | None = None
-        part: Sequence[Any] = ()
-        while True:
-            began = time.monotonic()
-            with _watched(self.connection, query, left):
-                if found is None:
-                    options = self.connection.execution_options(stream_results=True)
-                    result = options.exec_driver_sql(query.text)
-                    found = result.partitions(asked.rows or _BATCH)
-                    yielded = tuple(result.keys())
-                elif not (part := next(found, ())):
-                    return
-            left -= time.monotonic() - began
-            if yielded != query.columns:
-                message = f"The {query} yields other columns than `columns` names."
-                raise DataError(message, "Name them in the query's order.")
-            cells = zip(*part, strict=True) if part else [()] * len(yielded)
-            yield SourcePart(pa.table([pa.array(map(_text, column), pa.large_string()) for column in cells], _texts(query)))
+    def tables(self, asked: RowRequest) -> Iterator[Any]:
+        result = self.engine.execution_options(stream_results=True).exec_driver_sql(self.query.text)
+        if tuple(result.keys()) != self.query.columns:
+            message = f"The {self.query} yields other columns than `columns` names."
+            raise DataError(message, "Name them in the query's order.")
+        for part in chain([()], result.partitions(asked.rows or _BATCH)):
+            cells = zip(*part, strict=True) if part else [()] * len(self.query.columns)
+            yield pa.table([pa.array(map(_text, column), pa.large_string()) for column in cells], _texts(self.query))
 
-
-@contextmanager
-def _watched(connection: Connection, query: SourceQuery, seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer, of SQLite. A failure is told by its kind alone: its words may hold a record's."""
-    raw = connection.connection.driver_connection
-    ended = threading.Event()
-
-    def stop() -> None:
-        ended.set()
-        raw.interrupt()  # type: ignore[union-attr]
-
-    watch = threading.Timer(max(0.0, seconds), stop)
-    if hasattr(raw, "interrupt"):  # SQLite's has it
-        watch.start()
-    try:
-        yield
-    except DBAPIError as error:
-        if ended.is_set():
-            raise slow(query) from None
-        if error.connection_invalidated:
-            raise _away(query) from None
-        raise failed(query, type(error.orig).__name__) from None
-    finally:
-        watch.cancel()
+    def told(self, error: Exception) -> VeilsumError | None:
+        if not isinstance(error, DBAPIError):
+            return None
+        return _away(self.query) if error.connection_invalidated else failed(self.query, type(error.orig).__name__)
 
 
 def _texts(query: SourceQuery) -> Any:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from veilsum_participant.data.dialects import HEAD, compression_of, encoding_of
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import MARK, Fault, as_text, open_text, texts
-from veilsum_participant.data.objects import AnyFile, StoredFile, open_file
+from veilsum_participant.data.objects import AnyFile, StoredFile, open_file, unchanged
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.settings.forms import PLAIN, Dialect, compression_named, is_document
 
@@ -27,19 +27,20 @@ MAX_DOCUMENT = 1 << 28
 """Bytes of the longest document that is used; a longer one is taken for no JSON."""
 
 
-def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault]) -> Iterator[Any]:
+def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault], seen: dict[Path, tuple[int, ...]]) -> Iterator[Any]:
     """The lines of a file or of a glob of several, in Arrow arrays of text, or their documents, one an array.
 
     Args:
         path: the files.
         dialect: as declared.
         left_out: counts lines that are too long.
+        seen: the files that were read before, for :func:`.objects.unchanged`.
 
     Raises:
         DataError: the file does not exist, or it cannot be read.
     """
     for part in file_parts(path):
-        with readable(path if isinstance(part, StoredFile) else part):
+        with readable(path if isinstance(part, StoredFile) else part), unchanged(part, seen):
             own = _dialect(part, dialect)
             if is_document(path):
                 with open_text(part, own) as file:

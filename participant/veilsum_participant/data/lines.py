@@ -6,7 +6,7 @@ quotation marks, but not reach beyond its line: where a quotation mark is left o
 mark in a cell that does not begin with one is a letter. A line that is not UTF-8 is Latin-1, which reads any bytes. A byte
 order mark at the beginning of a line does not belong to it.
 
-A parser gets a file as it is where that comes to the same, which is nearly always; else, it gets it mended.
+A parser gets a part of a file as it is, which nearly always comes to the same; where it does not, it gets it mended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -39,11 +38,10 @@ MAX_LINE = 1 << 24
 BATCH = 1 << 24
 """Bytes of lines that are read at a time."""
 
-_READ = 1 << 18  # what is looked at again and again stays in the processor's cache
+_READ = 1 << 18
 MARK = b"\xef\xbb\xbf"
 """The byte order mark of UTF-8."""
-_LINE = re.compile(rb"[^\r\n]*+")
-_ENDS = np.isin(np.arange(256), list(b"\n\r"))
+_FIRST = re.compile(rb"(?:\xef\xbb\xbf|[\r\n])*+([^\r\n]*+)(?:\r\n?|\n)?")
 
 
 class Fault(StrEnum):
@@ -148,100 +146,98 @@ def _streams(raw: BinaryIO, new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADec
         raise EOFError
 
 
-class Lines:
-    """The lines of an open file of text, from its first on."""
+def first_line(file: BinaryIO, label: object, delimiter: str = ",") -> tuple[list[str], bytes]:
+    """The trimmed cells of the first line that is not empty, and what was read of an open file beyond it.
 
-    def __init__(self, file: BinaryIO, delimiter: str = ",") -> None:
-        self._file, self._delimiter, self._left = file, delimiter, b""
+    Args:
+        label: of the file, in messages.
 
-    def names(self, label: object) -> list[str]:
-        """The trimmed cells of the first line that is not empty; no more is taken.
+    Raises:
+        DataError: the file ends before that line, or it is too long or leaves a quotation mark open.
+    """
+    while data := file.readline(MAX_LINE + 1):
+        found = _FIRST.match(data)
+        if found is None or not found[1]:
+            continue
+        if found.end(1) == len(data) > MAX_LINE:
+            raise DataError(f"{label}: its first line is longer than {MAX_LINE >> 20} MiB.", "Is it really a CSV file?")
+        cells = split_line(found[1], delimiter)
+        if cells is None:
+            raise DataError(f"{label}: a quotation mark in its first line is not closed.", "Correct the column names.")
+        return [as_text(cell).strip() for cell in cells], data[found.end() :]
+    raise DataError(f"{label}: is empty.", "A CSV file's first line holds the names of its columns.")
 
-        Args:
-            label: of the file, in messages.
 
-        Raises:
-            DataError: the file ends before that line, or it is too long or leaves a quotation mark open.
-        """
-        while data := self._file.readline(MAX_LINE + 1):
-            text = _bare(data).lstrip(b"\r\n")
-            if not text:
-                continue
-            line = _LINE.match(text)[0]  # type: ignore[index]  # it matches anything
-            if len(line) > MAX_LINE:
-                raise DataError(f"{label}: its first line is longer than {MAX_LINE >> 20} MiB.", "Is it really a CSV file?")
-            cells = split_line(line, self._delimiter)
-            if cells is None:
-                raise DataError(f"{label}: a quotation mark in its first line is not closed.", "Correct the column names.")
-            self._left = text[len(line) :]
-            return [as_text(cell).strip() for cell in cells]
-        raise DataError(f"{label}: is empty.", "A CSV file's first line holds the names of its columns.")
+def is_plain(block: bytes) -> bool:
+    """Whether a parser may have a block as it is, if it then makes a record of each of its lines (:func:`count_lines`)."""
+    with suppress(UnicodeDecodeError):
+        block.decode()
+        return len(block) <= MAX_LINE and (block.isascii() or MARK not in block)
+    return False
 
-    def parts(self, cells: int, size: int) -> Iterator[tuple[bytes, dict[int, Fault]]]:
-        """The records such that a parser reads each line by itself, in parts of whole lines of about ``size`` bytes, one at
-        least.
 
-        A line that cannot be used is replaced by one with a cell too many, so that the parser leaves it out and its count of
-        lines stays right.
+def count_lines(block: bytes, delimiter: str) -> int:
+    """How many records a parser makes of a block if it reads each line by itself.
 
-        Args:
-            cells: of a record.
-            size: of a part.
+    A quotation mark that is open takes in the next line, so that there are fewer; in the last line, it counts as one more.
+    """
+    end = len(block.rstrip(b"\r\n"))
+    last = block[max(block.rfind(b"\n", 0, end), block.rfind(b"\r", 0, end)) + 1 : end]
+    count = block.count(b"\n") + (end == len(block)) + (split_line(last, delimiter) is None)
+    return count + block.count(b"\r") - block.count(b"\r\n") if b"\r" in block else count
 
-        Yields:
-            UTF-8 in which every quotation mark is closed in its line; and what is wrong with which of a part's lines that are
-            not empty, counted from 1.
-        """
-        unusable, closed = self._delimiter.encode() * cells, _Closed(self._delimiter)
-        parts, length = [b"\n"], 0  # no record, but a table, which no bytes at all are not
-        faults: dict[int, Fault] = {}
-        row, uncounted = 0, list[bytes]()
-        for block in self.blocks():
-            if closed(block):
-                uncounted.append(block)
-                parts += (block, b"\n")
-            else:
-                row += sum(1 for before in uncounted for _ in _lines(before))
-                uncounted.clear()
-                for line in _lines(block):
-                    row += 1
-                    record = self._record(line)
-                    if isinstance(record, Fault):
-                        faults[row] = record
-                        record = unusable
-                    parts += (record, b"\n")
-            length += len(block)
-            if length >= size:
-                yield b"".join(parts), faults
-                parts, length, faults, row = [b"\n"], 0, {}, 0
-                uncounted.clear()
-        yield b"".join(parts), faults
 
-    def _record(self, line: bytes) -> bytes | Fault:
-        """A line as a parser may have it, or why it may not."""
-        if len(line) > MAX_LINE:
-            return Fault.LENGTH
-        if b'"' in line and split_line(line, self._delimiter) is None:
-            return Fault.QUOTE
-        return as_text(line).encode()
+def mended(block: bytes, delimiter: str, cells: int) -> tuple[Any, dict[int, Fault]]:
+    """A block such that a parser reads each line by itself: in UTF-8, every quotation mark closed in its line.
 
-    def blocks(self) -> Iterator[bytes]:
-        """What is left in blocks of whole lines; of a line that is too long, no more than shows that it is."""
-        rest = bytearray()
-        for data in filter(None, chain([self._left], iter(lambda: self._file.read(_READ), b""))):
-            if rest.endswith(b"\r") and not data.startswith(b"\n"):
-                yield bytes(rest)
-                rest.clear()
-            end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1  # the LF of a CR at the end may come yet
-            if end:
-                yield bytes(rest) + data[:end]
-                rest = bytearray(data[end:])
-            elif len(rest) <= MAX_LINE:
-                rest += data
-            elif data.endswith(b"\r"):
-                rest += b"\r"
-        if rest:
-            yield bytes(rest)
+    A line that cannot be used is replaced by one with a cell too many, so that the parser leaves it out and its count of
+    lines stays right.
+
+    Args:
+        cells: of a record.
+
+    Returns:
+        The bytes, and what is wrong with which of the lines that are not empty, counted from 1.
+    """
+    bare = rf'(?:[^"{re.escape(delimiter)}][^{re.escape(delimiter)}]*)?'
+    cell = rf'(?:"(?:[^"]|"")*")?{bare}'
+    unusable = pa.scalar(delimiter.encode() * cells, pa.large_binary())
+    lines = _split(block.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+    lines = pc.replace_substring_regex(lines, f"^(?:{MARK.decode()})+", "")
+    lines = lines.filter(pc.not_equal(lines, b""))
+    long = pc.greater(pc.binary_length(lines), MAX_LINE)
+    lines = pc.if_else(long, unusable, lines)
+    closed = pc.match_substring_regex(lines, f"^{cell}(?:{re.escape(delimiter)}{cell})*$")
+    lines = as_texts(pc.if_else(closed, lines, unusable))
+    faults = {Fault.LENGTH: long, Fault.QUOTE: pc.invert(closed)}
+    found = {row + 1: fault for fault, mask in faults.items() for row in pc.indices_nonzero(mask).to_pylist()}
+    text = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), pa.scalar("\n", lines.type))[0].as_buffer()
+    return text if text.size else b"\n", found  # no record, but a table, which no bytes at all are not
+
+
+def blocks(file: BinaryIO, size: int, left: bytes = b"", *, returns: bool = True) -> Iterator[bytes]:
+    """What is ``left`` and a file's bytes in blocks of whole lines, of ``size`` bytes if no line has more; of one that is too
+    long, no more than shows that it is. LF ends a line, and what ``returns`` with or without it.
+    """
+    while data := file.read(size - len(left) % size):
+        block = left + data
+        end = block.rfind(b"\n") + 1
+        if returns:
+            end = max(end, block.rfind(b"\r", end, -1) + 1)  # the LF of a CR at the end may come yet
+        if end:
+            yield block[:end]
+        left = block[end:]
+        if len(left) > 2 * MAX_LINE:
+            left = left[: 2 * MAX_LINE] + left[-1:]
+    if left:
+        yield left
+
+
+def _split(block: bytes) -> Any:
+    """The lines of a block that LF ends, as an Arrow array of bytes."""
+    ends = pa.py_buffer(np.array([0, len(block) - block.endswith(b"\n")], np.int64))
+    whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(block)])  # not copied
+    return pc.split_pattern(whole, "\n").values
 
 
 def texts(path: AnyFile, dialect: Dialect, left_out: Counter[Fault]) -> Iterator[Any]:
@@ -249,22 +245,12 @@ def texts(path: AnyFile, dialect: Dialect, left_out: Counter[Fault]) -> Iterator
 
     Those longer than :data:`MAX_LINE` are left out, and counted in ``left_out``.
     """
-    rest = b""
     with open_text(path, dialect) as file:
-        for data in chain(iter(lambda: file.read(BATCH), b""), [b"\n"]):
-            block = rest + data if rest else data
-            end = block.rfind(b"\n")
-            rest = block[end + 1 :][: MAX_LINE + 1]  # no more of a line than shows that it is too long
-            if end < 0:
-                continue
-            ends = pa.py_buffer(np.array([0, end], np.int64))
-            whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(block)])  # not copied
-            lines = pc.split_pattern(whole, "\n").values
+        for block in blocks(file, BATCH, returns=False):
+            lines = _split(block)
             short = pc.less_equal(pc.binary_length(lines), MAX_LINE)
-            if short.false_count:
-                lines = lines.filter(short)
-                left_out[Fault.LENGTH] += short.false_count
-            yield as_texts(lines, mark=MARK in block)
+            left_out[Fault.LENGTH] += short.false_count
+            yield as_texts(lines.filter(short), mark=MARK in block)
 
 
 def as_texts(cells: Any, *, mark: bool = False) -> Any:
@@ -280,62 +266,13 @@ def line_numbers(file: BinaryIO, rows: Collection[int], *, header: bool) -> dict
     """On which line of an open file each of some data rows stands; both are counted from 1, and empty lines are skipped."""
     wanted, found = set(rows), dict[int, int]()
     row, number = -int(header), 0
-    for block in Lines(file).blocks():
+    for block in blocks(file, BATCH):
         for line in block.splitlines():
             number += 1
-            if _bare(line):
+            if line.replace(MARK, b""):
                 row += 1
                 if row in wanted:
                     found[row] = number
         if len(found) == len(wanted):
             break
     return found
-
-
-def _lines(block: bytes) -> Iterator[bytes]:
-    """The lines of a block that are not empty."""
-    return filter(None, map(_bare, block.splitlines()))
-
-
-def _bare(line: bytes) -> bytes:
-    while line.startswith(MARK):
-        line = line.removeprefix(MARK)
-    return line
-
-
-class _Closed:
-    """Tells whether every line of a block is a record as it stands; if not, each has to be looked at."""
-
-    def __init__(self, delimiter: str) -> None:
-        self._opens = np.isin(np.arange(256), list(b'\n\r"' + delimiter.encode()))
-
-    def __call__(self, block: bytes) -> bool:
-        if not block.isascii():
-            if any(start + MARK in block for start in (b"\n", b"\r")) or block.startswith(MARK):
-                return False
-            try:
-                block.decode()
-            except UnicodeDecodeError:
-                return False
-        start = 0
-        while len(block) - start > MAX_LINE:
-            end = max(block.rfind(end, start, start + MAX_LINE + 1) for end in (b"\n", b"\r"))
-            if end < 0:
-                return False
-            start = end + 1
-        return b'"' not in block or self._quotes(block)
-
-    def _quotes(self, block: bytes) -> bool:
-        """Whether each line has an even number of quotation marks, every other of which begins a cell or follows a mark.
-
-        Then each of these opens a quoted part, or is the second of a pair within one, and the mark after it ends that part or
-        is the first of such a pair; so nothing is open where a line ends.
-        """
-        data = np.frombuffer(block, np.uint8)
-        marks = np.flatnonzero(data == ord('"'))
-        ends = np.flatnonzero(data <= ord("\r"))
-        ends = ends[_ENDS[data[ends]]]
-        if len(marks) % 2 or (np.searchsorted(marks, ends) & 1).any():
-            return False
-        opening = marks[2 * (marks[0] == 0) :: 2]
-        return bool(self._opens[data[opening - 1]].all())

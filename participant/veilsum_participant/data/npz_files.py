@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import DataError, Misuse, raising
 from veilsum_participant.data import typed
 from veilsum_participant.data.formats import readable
+from veilsum_participant.data.objects import unchanged
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart, check_held
 from veilsum_participant.data.table import require_columns, wanted_columns
 from veilsum_privacy.study.schema import DatasetSchema
@@ -56,7 +57,7 @@ class NpzReader(FileReader):
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         """See :meth:`OpenRows.parts`; all is one."""
-        with readable(self.path):
+        with readable(self.path), unchanged(self.path, self.seen):
             places = {name: place for name, place in self._places()[0].items() if name in asked.names}
             with _HEADERS, zipfile.ZipFile(self.path) as archive:
                 members = {array: _member(archive, array) for array, _ in places.values()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -59,6 +60,35 @@ def open_file(file: AnyFile) -> BinaryIO:
     if isinstance(file, Path):
         return file.open("rb")
     return cast(BinaryIO, io.BufferedReader(file.open(), _FETCH))
+
+
+@contextmanager
+def unchanged(file: AnyFile, seen: dict[Path, tuple[int, ...]]) -> Iterator[None]:
+    """Insist that a file on a disk is the one that was ``seen`` before, if it was, and is not written to while it is read.
+
+    Raises:
+        DataError: it is another, or was written to.
+    """
+    if not isinstance(file, Path):
+        yield
+        return
+    with file.open("rb") as held:  # what is renamed over it meanwhile is not what is read
+        before = seen.setdefault(file, state_of(held.fileno()))
+        if before == state_of(held.fileno()):
+            yield
+        if before != state_of(held.fileno()):
+            raise written_to(file)
+
+
+def written_to(file: object) -> DataError:
+    """The error where a file is another than a moment ago."""
+    return DataError(f"{file}: was changed while it was read.", "Write it under another name, then rename it.")
+
+
+def state_of(file: Path | int) -> tuple[int, ...]:
+    """What tells a file, or an open one, from another, and from itself once it was written to."""
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def stored_files(bucket: Bucket) -> list[StoredFile]:

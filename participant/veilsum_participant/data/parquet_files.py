@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.formats import CHECK_FORMAT, readable
-from veilsum_participant.data.objects import LOGS, AnyFile, StoredFile, check_whole, open_file, stored_files
+from veilsum_participant.data.objects import LOGS, AnyFile, StoredFile, check_whole, open_file, stored_files, unchanged
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PARQUET
 from veilsum_participant.settings.query import Bucket
@@ -26,6 +26,8 @@ _SIZE, _CHECKSUM = 3, 4
 _NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")
 _BUFFER = 1 << 16
+_FOOTER = 1 << 28
+"""Bytes of the largest footer that is read; Arrow itself takes no more than 100 MB of texts in one."""
 _FETCH = 1 << 22
 """Bytes of each column of a Parquet file that are read at a time, from a disk and from S3."""
 
@@ -81,7 +83,7 @@ class ParquetReader(FileReader):
         place, read = 0, list(asked.names)
         with readable(self.file):
             for part in file_parts(self.file):
-                with open_parquet(part) as file:
+                with unchanged(part, self.seen), open_parquet(part) as file:
                     every = [*range(file.num_row_groups)]
                     for groups in [[group] for group in every] if asked.wanted else [every] if every else []:
                         end = place + sum(file.metadata.row_group(group).num_rows for group in groups)
@@ -132,9 +134,12 @@ def check_pages(path: Path, asked: Callable[[str], bool]) -> None:
         asked: whether the pages of a column are read, by its name.
 
     Raises:
-        DataError: it is damaged.
+        DataError: it is damaged, or holds encrypted columns.
     """
     with readable(path), open_parquet(path) as file, path.open("rb") as pages:
+        pages.seek(-8, os.SEEK_END)
+        if file.metadata.serialized_size != int.from_bytes(pages.read(4), "little"):  # Arrow ends the process at such a column
+            raise DataError(f"{path}: its footer is signed, as where columns are encrypted.", "Write it without encryption.")
         for group in map(file.metadata.row_group, range(file.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
                 if not asked(column.path_in_schema.partition(".")[0]):
@@ -188,7 +193,7 @@ def open_parquet(path: AnyFile) -> Any:
     with open_file(path) as file:
         end = file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
-        if file.read(4) != b"PAR1" or length > end:
+        if file.read(4) != b"PAR1" or length > min(end, _FOOTER):
             raise DataError(f"{path}: cannot be read: it is not a complete Parquet file.", CHECK_FORMAT)
         file.seek(end - length)
         footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0c" + _NOTE)

@@ -8,6 +8,8 @@ the types in which the source stores its columns; what its cells mean is decided
 from __future__ import annotations
 
 import os
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -16,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from veilsum_node.errors import ConfigurationError, DataError
+from veilsum_node.errors import ConfigurationError, DataError, VeilsumError
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.settings.query import SourceQuery
 
@@ -133,10 +135,16 @@ class Reader(ABC):
         return ""
 
 
+@dataclass
 class FileReader(Reader, OpenRows):
-    """Reads a file, or several, whose rows keep their order."""
+    """Reads a file, or several, whose rows keep their order.
+
+    Attributes:
+        seen: the files that were read, for :func:`.objects.unchanged`.
+    """
 
     steady = True
+    seen: dict[Path, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def opened(self) -> AbstractContextManager[OpenRows]:
         return nullcontext(self)
@@ -155,6 +163,46 @@ class QueryReader(Reader):
     @abstractmethod
     def _schema(self) -> Any:
         """Names and types of what it yields."""
+
+
+@dataclass
+class QueryRows(OpenRows):
+    """What a query yields, for which its time as a whole is waited."""
+
+    connection: Any
+    query: SourceQuery
+
+    @abstractmethod
+    def tables(self, asked: RowRequest) -> Iterator[Any]:
+        """Arrow tables of about so many rows, one at least."""
+
+    @abstractmethod
+    def told(self, error: Exception) -> VeilsumError | None:
+        """What is told of an error of the database's, whose own words may hold a record's; None where it is none of these."""
+
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        left, ended, tables = float(self.query.timeout), threading.Event(), self.tables(asked)
+
+        def stop() -> None:
+            ended.set()
+            self.connection.interrupt()
+
+        while True:
+            began, watch = time.monotonic(), threading.Timer(max(0.0, left), stop)
+            if hasattr(self.connection, "interrupt"):  # DuckDB's and SQLite's have it
+                watch.start()
+            try:
+                table = next(tables, None)
+            except Exception as error:
+                if (told := self.told(error)) is None:
+                    raise
+                raise slow(self.query) if ended.is_set() else told from None
+            finally:
+                watch.cancel()
+            if table is None:
+                return
+            left -= time.monotonic() - began
+            yield SourcePart(table)
 
 
 def yielded(query: SourceQuery, schema: Any) -> Found:

@@ -25,6 +25,7 @@ from veilsum_participant.data import typed
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.images import check_images, pixel_columns
 from veilsum_participant.data.npz_files import NpzReader
+from veilsum_participant.data.objects import written_to
 from veilsum_participant.data.parquet_files import ParquetReader
 from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, check_held, yielded
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
@@ -226,7 +227,7 @@ def changed(source: Source) -> DataError:
     """The error where a source has other rows than a moment ago."""
     if asked_query(source) is not None:
         return DataError(f"{source}: yields other rows than a moment ago.", "It must not depend on chance or on the time.")
-    return DataError(f"{source}: was changed while it was read.", "Write it under another name, then rename it.")
+    return written_to(source)
 
 
 def _query_reader(query: SourceQuery) -> Reader:

@@ -103,10 +103,13 @@ def texts(column: Any, known: Sequence[tuple[str, int]]) -> Any:
 
 
 def identifiers(column: Any) -> Any:
-    """A chunked column as one array of trimmed text, or of its own numbers: as float64 long ones would run together."""
+    """A chunked column as one array of trimmed text, which decimals are as well, so that 7 and 7.00 are one; or of its own
+    numbers: as float64 long ones would run together.
+    """
     # with half floats Arrow does little
     found = joined([chunk.cast(pa.float32()) if pa.types.is_float16(chunk.type) else chunk for chunk in _plain(column)])
-    if is_numeric(column.type):
+    if is_numeric(column.type) or pa.types.is_decimal(found.type):
+        found = pc.cast(found, pa.large_string())
         found = pc.utf8_rtrim(pc.replace_substring_regex(found, r"(\.[0-9]*?)0+$", r"\1"), ".")
     return found
 
@@ -133,6 +136,8 @@ def _becomes(kind: Any, numbered: bool) -> Any:
         return pa.large_string()
     if numbered or kind == pa.int64():
         return pa.float64()
+    if pa.types.is_decimal(kind):
+        return pa.decimal256(76)
     return pa.float32() if pa.types.is_float16(kind) else kind
 
 

@@ -18,6 +18,7 @@ patient_misses AS (
         unnest([
             'Patient: has no id',
             'Patient: is an older version, or the same again',
+            'Patient: has an id that several servers gave, and counts as one of all these',
             'Patient: was replaced by another',
             'Patient: was replaced by several, or by one who does not count',
             'Patient: was replaced by what another says, and counts as well',
@@ -29,6 +30,15 @@ patient_misses AS (
         unnest([
             (SELECT count(*) FROM versions WHERE patient IS NULL),
             (SELECT count(*) - count(DISTINCT patient) FROM versions WHERE patient IS NOT NULL),
+            (
+                SELECT count(*)
+                FROM (
+                    SELECT patient
+                    FROM versions
+                    GROUP BY patient
+                    HAVING count(DISTINCT nullif(regexp_extract(lower(url), '^https?://(.+)/patient/', 1), '')) > 1
+                )
+            ),
             (SELECT count(*) FROM latest WHERE len(successors) > 0),
             (SELECT count(*) FROM latest WHERE len(successors) > 0 AND patient NOT IN (SELECT name FROM names)),
             (
