@@ -125,9 +125,10 @@ def variance(sums: NumberSums) -> Answer:
     n = sums.count
     m = min(max(sums.total / n, -1.0), 1.0)
     value, _ = sums.plain_variance()
-    offset = sums.shift + m * m
+    far = min(abs(m) + math.hypot(sums.total_std, m * sums.count_std) / n, 1.0) ** 2  # where noise changes more
+    offset, total = sums.shift + far, sums.total_std**2
     of_noise = (
-        sums.square_std**2 + 4.0 * m * m * sums.total_std**2 + 2.0 * sums.total_std**4 / n**2 + offset**2 * sums.count_std**2,
+        sums.square_std**2 + 4.0 * far * total + 2.0 * total**2 / n**2 + offset**2 * sums.count_std**2,
         -2.0 * offset * sums.count_std**2,
         sums.count_std**2,
     )

@@ -15,7 +15,7 @@ centre is the mean of the terms at the events: there the information of hazards 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,6 +40,9 @@ matters where hazards are not proportional: the fit is then of other weights tha
 LEAST_EVENTS = 3.0
 """Events, in units of the noise on the sum of their scores over all pieces of time, below which the hazards do not settle: of
 twelve strata at 2 the ratio of a number was a standard error off."""
+
+UNLIKE = 0.6
+"""Standard deviation of strata's log hazards, and of what a baseline's still have to move before the last step."""
 
 FEW_EVENTS = NotEstimable(
     "the events are too few against the noise in the hazards", "fewer strata, more records, or more epsilon"
@@ -80,6 +83,7 @@ class HazardModel:
         events: how many there are, by the moments. Those of the baseline, of which no cell is below 0, are more where there is
             noise, and its steps shorter: with as many as there are, few hazards settle.
         untold: combinations of coefficients that W leaves out, (p + 1, p - k); the constant, the first, is in none.
+        counted: of strata with noise, the baseline with the events that there are (:func:`_counted`).
     """
 
     whiten: Floats
@@ -88,6 +92,7 @@ class HazardModel:
     point: Floats
     events: float
     untold: Floats = field(default_factory=nothing)
+    counted: Strata | None = None
 
     @property
     def q(self) -> int:
@@ -124,7 +129,25 @@ def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
         np.concatenate([theta, gamma]),
         max(weight, FLOOR * std, 1.0),
         np.pad(untold, ((1, 0), (0, 0))),
+        _counted(sums, parts) if len(parts) > 1 and sums.tables[0].std > 0.0 else None,
     )
+
+
+def _counted(sums: FirstSums, parts: Sequence[Baseline]) -> Strata:
+    """The baselines with as many events as the moments' share of all records has.
+
+    Noised cells that are cut off at 0 add up to two or three times as many. A stratum has its life table's, as far as these
+    differ from the share of its records by more than noise does, for log hazards that differ by :data:`UNLIKE`.
+    """
+    records = np.array([table.died.sum() + table.left.sum() + table.beyond for table in sums.tables])
+    records = np.maximum(records, 0.05 * max(float(records.sum()), 1.0))
+    events = max(float(records.sum() * sums.events[0]) / max(float(sums.gram[0, 0]), 1e-9), 1.0)
+    even = events * records / records.sum()
+    noise = np.array([len(table.died) * table.std**2 for table in sums.tables])
+    told = (UNLIKE * even) ** 2 / ((UNLIKE * even) ** 2 + noise)
+    own = np.maximum(even + told * ([float(table.died.sum()) for table in sums.tables] - even), 0.3 * even)
+    own *= events / own.sum()
+    return Strata(tuple(replace(part, events=part.events * n / part.events.sum()) for part, n in zip(parts, own, strict=True)))
 
 
 def _told_terms(gram: Floats, spread: Floats, std: float, grain: float) -> tuple[Floats, Floats]:
@@ -344,8 +367,32 @@ class HazardFit(SolvedFit):
         middle[:q, :q] += cross_std**2 * float(g @ g) * np.eye(q)
         middle[q:, q:] += (cross_std**2 * float(a @ a) + information_std**2 / 2.0 * float(g @ g)) * np.eye(p)
         middle[q:, q:] += information_std**2 / 2.0 * np.outer(g, g)
+        of_baseline, longer = self._short_steps
+        middle[q:, q:] += of_baseline
         noise = inverse @ middle @ inverse
-        return np.asarray(noise[q:, q:]), np.asarray(inverse[q:, q:])
+        return np.asarray(noise[q:, q:]), np.asarray(inverse[q:, q:] * longer)
+
+    @cached_property
+    def _short_steps(self) -> tuple[Floats, float]:
+        """What the baseline has left to move adds to the noise of the terms' score (p, p), and the variance of sampling over
+        the inverse of the information.
+
+        A baseline of more events than there are takes short steps, which few events need against the noise. But before the
+        hazards are at their end so is the information, and terms that differ between strata take up what is left of them.
+        """
+        expected, cross, _, cross_std, _ = self._averages
+        factors, counted, p = self._solved[1], self.model.counted, cross.shape[1]
+        if counted is None:
+            return np.zeros((p, p)), 1.0
+        shares = self.shares[1]
+        true = counted.expected(np.tensordot(shares, np.array([release.hazards for release in self.releases]), 1))
+        grown = float(np.clip(counted.events.sum() / true.sum(), 0.5, 1.5))
+        taken, both = self._of_baseline(expected * factors, cross * factors[:, None])
+        whole, _ = self._of_baseline(true * factors, cross)
+        left = (np.linalg.inv(whole) - np.linalg.inv(taken)) * (UNLIKE * np.diag(whole))
+        middle = both.T @ left @ left.T @ both - cross_std**2 * float(np.sum(left**2)) * np.eye(p)
+        values, vectors = np.linalg.eigh(middle)
+        return (vectors * np.maximum(values, 0.0)) @ vectors.T, float(factors @ expected) / float(expected.sum()) / grown
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:
@@ -360,6 +407,6 @@ class HazardFit(SolvedFit):
             return FEW_EVENTS
         whiten = self.model.whiten
         direction = np.concatenate([[0.0], whiten @ self._spectrum[1][:, 0]])
-        step = without(self.step[self.model.q :], whiten, self.apart[1:])
+        step = without(self.step[self.model.q :], whiten, self.aside[1:])
         weak = too_weak(self.reach, self.smallest, self.weakest, self.named(direction))
         return weak or unconverged(step, *self._white_covariances)

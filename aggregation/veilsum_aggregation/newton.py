@@ -125,6 +125,10 @@ errors grow with them. What noise moves comes on top, :data:`TAIL` of its standa
 
 TAIL = 6.0
 
+MOVING, SETTLED, SEPARATING = 0.05, 1e-3, 1.5
+"""Without noise, a coefficient of a term in [-1, 1] has not settled that the last step moved by so much, and by this share of
+its error: six steps settle what they can. What separates the outcomes moves by about 1 at most at each."""
+
 
 def unconverged(step: Floats, noise: Floats, sampling: Floats) -> NotEstimable | None:
     """What to say where the last step d (k,) leaves an error of about |d| d / 2, for the curvature that it did not know of.
@@ -170,8 +174,10 @@ class SolvedFit(Fit):
     Attributes:
         cells: of records; None for figures of the step alone.
         releases: in order, one or more.
+        apart: combinations (p, m) of coefficients that are told apart from the others.
     """
 
+    apart: Floats
     cells: Cells | None
     releases: Sequence[Noised]
 
@@ -217,6 +223,37 @@ class SolvedFit(Fit):
     def weakest(self) -> float:
         """:data:`WEAKEST` of this fit."""
         return WEAKEST if self.cells is not None else WEAKEST_STEP
+
+    def hidden(self, weights: Floats) -> NotEstimable | None:
+        """Also a combination that moves: however rare its term is, which the step of all together may not show."""
+        if (untold := super().hidden(weights)) is not None or not self._moves(weights):
+            return untold
+        return NotEstimable(
+            f"the last step still moved {self.named(weights) or 'the term'}, which may separate the outcomes",
+            "leave it out, or merge it with another",
+        )
+
+    def _moves(self, weights: Floats) -> bool:
+        if self.gamma_information[1] > 0.0:
+            return False  # what noise moves, intervals hold
+        moved, variance = abs(float(weights @ self.last_step[1])), float(weights @ self.covariances[1] @ weights)
+        return moved > max(MOVING * float(np.abs(weights).max()), SETTLED * math.sqrt(max(variance, 0.0)))
+
+    @property
+    def moving(self) -> Floats:
+        """Coefficients (p, m) that the last step still moves."""
+        unit = np.eye(self.p)
+        return unit[:, [self._moves(own) for own in unit]]
+
+    @property
+    def aside(self) -> Floats:
+        """What the length of the step is not judged by (p, m): it is told, or not, by itself."""
+        moving, longest = self.moving, float(np.abs(self.last_step[1]).max())
+        return moving if moving.size and longest < SEPARATING else self.apart
+
+    @property
+    def untested(self) -> Floats:
+        return np.hstack([self.untold.reshape(self.p, -1), self.moving])
 
     def figure(self, weights: Floats, noise: float, sampling: float) -> Answer:
         """By the step's ends, each solved in its cells; an end is open where noise may have hidden all events of a cell."""
@@ -375,4 +412,4 @@ class NewtonFit(SolvedFit):
     @property
     def drowned(self) -> NotEstimable | None:
         weak = too_weak(self.reach, self.smallest, self.weakest, self.named(self.whiten @ self._spectrum[1][:, 0]))
-        return weak or unconverged(without(self.step, self.whiten, self.apart), *self._white_covariances)
+        return weak or unconverged(without(self.step, self.whiten, self.aside), *self._white_covariances)

@@ -96,11 +96,16 @@ class Fit(ABC):
         noise, sampling = (told.T @ matrix[1:, 1:] @ told for matrix in (noise, sampling))
         return chi_squared(told.T @ self.coefficients[1:], noise, sampling, told.shape[1]) if told.size else NO_VARIANCE
 
+    @property
+    def untested(self) -> Floats:
+        """Combinations (p, m) that no test is of."""
+        return self.untold
+
     def _told_slopes(self) -> Floats:
-        """Combinations of coefficients but the constant that are told (p - 1, q)."""
-        if not self.untold.size:
+        """Combinations of coefficients but the constant that are tested (p - 1, q)."""
+        if not self.untested.size:
             return np.eye(self.p - 1)
-        _, lengths, directions = np.linalg.svd(self.untold[1:].T)
+        _, lengths, directions = np.linalg.svd(self.untested[1:].T)
         return np.asarray(directions[np.count_nonzero(lengths > NEARLY) :].T, dtype=np.float64)
 
     def hidden(self, weights: Floats) -> NotEstimable | None:

@@ -56,6 +56,10 @@ class RobustFit(Fit):
         return self.fit.untold
 
     @property
+    def untested(self) -> Floats:
+        return self.fit.untested
+
+    @property
     def drowned(self) -> NotEstimable | None:
         return self.fit.drowned
 

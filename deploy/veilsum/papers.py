@@ -659,12 +659,16 @@ def subgroups_of(tables: Mapping[str, Sequence[Row]], names: Names) -> list[Subg
     found: list[Subgroup] = []
     for name in (key for key in tables if key == f"{SUBGROUPS} ratios" or re.fullmatch(rf"{SUBGROUPS}-\d+ ratios", key)):
         rows = [row for row in tables[name] if row.get("figure") == "odds ratio"]
-        columns = [key for key in rows[0] if key not in {"of", "compared", "figure", "value", "p_value"}] if rows else []
-        if not columns:
-            found += [Subgroup("All", row["value"], p_text(row.get("p_value"))) for row in rows]
-            continue
-        found.append(Subgroup(", ".join(map(names.label, columns)), None, p_text(_heterogeneity(rows))))
-        found += [Subgroup(", ".join(str(row[key]) for key in columns), row["value"], "", 1) for row in rows]
+        columns = [key for key in (rows[0] if rows else ()) if key not in {"of", "compared", "figure", "value", "p_value"}]
+        column, pairs = ", ".join(map(names.label, columns)), dict.fromkeys(row["compared"] for row in rows)
+        for pair in pairs:  # of a treatment of several levels, each against the first
+            own = [row for row in rows if row["compared"] == pair]
+            of = f", {names.replaced(pair)}" if len(pairs) > 1 else ""
+            if columns:
+                found.append(Subgroup(column + of, None, p_text(_heterogeneity(own))))
+                found += [Subgroup(", ".join(str(row[key]) for key in columns), row["value"], "", 1) for row in own]
+            else:
+                found += [Subgroup(f"All{of}", row["value"], p_text(row.get("p_value"))) for row in own]
     return found
 
 
@@ -687,7 +691,7 @@ def _subgroup_table(tables: Mapping[str, Sequence[Row]], names: Names) -> PaperT
         for line in subgroups_of(tables, names)
     )
     rows = tables.get(f"{SUBGROUPS} ratios", ())
-    told = f"{rows[0]['of']}, {rows[0]['compared']}" if rows else SUBGROUPS
+    told = ", ".join(dict.fromkeys(row[key] for key in ("of", "compared") for row in rows)) or SUBGROUPS
     notes = ("P values of subgroups are of their interaction (Woolf).", *_notes(lines, names))
     return PaperTable(names.replaced(told), ("Subgroup", "Odds ratio (95% CI)", "P value"), lines, notes)
 

@@ -396,6 +396,41 @@ def test_strata_share_the_pieces_of_time(strata: int, pieces: int) -> None:
     assert len(first_baseline(table, 0.0, strata).basis) == MOST_PERIODS
 
 
+def test_with_noise_strata_have_as_many_events_as_there_are() -> None:
+    """Cells of a life table that noise left below 0 are cut off: what is left of 30 to 75 events adds up to twice as many."""
+    events, records, std = np.array([75.0, 45.0, 30.0]), np.array([500.0, 300.0, 200.0]), 5.5
+    rng, counted, cut = np.random.default_rng(3), list[np.ndarray](), list[float]()
+    for _ in range(60):
+        noise = std * rng.standard_normal((2, 3, 40))
+        cells = zip(events[:, None] / 40.0 + noise[0], (records - events)[:, None] / 80.0 + noise[1], strict=True)
+        beyond = (records - events) / 2.0
+        tables = tuple(LifeTable(*ends, more, np.linspace(0, 1, 41), std) for ends, more in zip(cells, beyond, strict=True))
+        gram = 0.8 * np.array([[1000.0, 0.0], [0.0, 300.0]]) + 20.0 * np.diag(rng.standard_normal(2))  # some are shortened
+        model = first_model(FirstSums(gram, np.array([0.8 * 150.0, 10.0]), 20.0, tables), 13.0)
+        assert model.counted is not None
+        counted.append([float(part.events.sum()) for part in model.counted.parts])
+        cut.append(float(model.baseline.events.sum()))
+    found = np.array(counted)
+    assert np.all(found > 0.0)
+    assert found.mean(axis=0) == pytest.approx(events, rel=0.15)
+    assert np.mean(cut) > 1.8 * events.sum()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_strata_of_any_life_tables_have_errors(name: str) -> None:
+    tables = HOSTILE[name], HOSTILE["negative"], table_of(1.0, n=200, std=2.0)
+    tables = tuple(replace(table, std=max(table.std, 1.0)) for table in tables)
+    sums = FirstSums(np.diag([300.0, 80.0]), np.array([20.0, 3.0]), 5.0, tables)
+    model = first_model(sums, 8.0)
+    m, q = model.baseline.basis.shape
+    release = HazardRelease(
+        np.zeros(q + 1), np.full(m, -9.0), np.ones(1), np.full((m, 1), 4.0), np.eye(1) * 25.0, 8.0, 3.0, 8.0, 8.0
+    )
+    both = [HazardFit(held, [release]).covariances for held in (model, replace(model, counted=None))]
+    assert all(np.isfinite(matrix).all() and matrix[1, 1] > 0.0 for matrices in both for matrix in matrices)
+    assert both[0][0][1, 1] >= both[1][0][1, 1]  # what is left to move comes on top
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("std", [0.0, 1.0, 5.0, 40.0])

@@ -178,6 +178,41 @@ def test_a_level_without_events_is_named_and_the_others_stand(question: str) -> 
         assert found[term]["value"] == pytest.approx(value, abs=0.3 * error), term
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("few", [1, 3, 20, 60])
+@pytest.mark.parametrize(
+    "question", ["logistic", "logistic, clustered", "logistic, robust", "poisson", "poisson, robust", "cox", "cox, clustered"]
+)
+def test_a_number_that_separates_the_outcomes_is_named_however_few_records_it_separates(question: str, few: int) -> None:
+    """A dose that nobody with the outcome has: its ratio grows without end, and robust errors of it shrink to nothing."""
+    import statsmodels.api as sm
+    from lifelines import CoxPHFitter
+
+    frame = RECORDS.dropna().reset_index(drop=True)
+    own = np.arange(len(frame)) < few
+    changed: dict[str, Any] = {"dose": np.where(own, 5.0, -5.0), "visits": np.where(own, 0.0, frame["visits"])}
+    frame = frame.assign(end=np.where(own, "alive", frame["end"]), **changed)
+    result = answer(QUESTIONS[question], "typical", frame, None).summary
+    found = {row["term"]: row["log"] for row in result["coefficients"]}
+    assert "dose" in found["dose"]["not_estimable"]
+    tests = [row for row in result["coefficients tests"] if row["p_value"] is not None]
+    assert tests
+    assert all(row["degrees"] == 3 for row in tests)
+    some = frame[~own]
+    terms_of = pd.DataFrame({"age": some["age"], "m": some["sex"] == "m", "x": some["sex"] == "x"}).astype(float)
+    if question.startswith("cox"):
+        data = terms_of.assign(time=np.ceil(some["stay"] / 3.0), event=some["end"] != "alive")
+        value = float(CoxPHFitter().fit(data, "time", "event").params_["age"])
+    else:
+        counts = question.startswith("poisson")
+        outcome = some["visits"] if counts else (some["end"] == "died").astype(float)
+        model = sm.GLM(outcome, sm.add_constant(terms_of), family=sm.families.Poisson() if counts else sm.families.Binomial())
+        value = float(model.fit().params["age"])
+    assert found["age"]["value"] == pytest.approx(
+        value, abs=(0.5 if question.startswith("cox") else 0.1) * found["age"]["sampling_error"]
+    )
+
+
 def test_a_first_level_without_events_makes_its_column_not_estimable() -> None:
     frame = RECORDS.assign(end=np.where(RECORDS["sex"] == "f", "alive", RECORDS["end"]))
     found = terms("logistic", frame)

@@ -526,6 +526,17 @@ def test_the_deviation_of_an_events_indicator_covers(records: int, prevalence: f
     assert np.mean([each.low <= truth <= each.high for each in found]) >= 0.93
 
 
+@pytest.mark.parametrize(("records", "noise"), [(8, 2.1), (16, 5.7), (20, 5.7), (30, 5.7)])
+def test_the_deviation_of_a_rare_event_covers_where_noise_is_large(records: int, noise: float) -> None:
+    """What noise on the sums changes grows with the mean, which noise made small: .90 of 16 records were covered."""
+    rng, truth = np.random.default_rng(records), 4.0 * 0.03 * 0.97
+    drawn = (np.where(rng.random(records) < 0.03, 1.0, -1.0) for _ in range(2000))
+    found = [group_means.variance(sums_with(x, (noise, noise), rng)) for x in drawn]
+    told = [each.low <= truth <= each.high for each in found if isinstance(each, Figure) and each.value > 0.0]
+    assert len(told) >= 300
+    assert np.mean(told) >= 0.93
+
+
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize(("records", "noise"), [(5, 0.0), (8, 0.0), (5, 0.01), (8, 0.1)])
 def test_effects_of_few_records_cover(records: int, noise: float, *, share: bool) -> None:

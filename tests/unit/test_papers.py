@@ -419,6 +419,19 @@ def test_subgroups_are_logistic_regressions_with_an_interaction(federation: Any,
         result.paper("nothing")
 
 
+def test_subgroups_of_several_treatments_have_an_interaction_for_each(federation: Any, frame: pd.DataFrame) -> None:
+    result = federation.dataset(noise="none").subgroups("stage", "died", "sex").run(progress=False)
+    lines = result.paper().lines
+    fit = smf.logit("event ~ stage * sex", frame.assign(event=(frame.died == "yes") * 1.0)).fit(disp=0)
+    pairs = {level: f"Stage_1 50%: {level} against I" for level in ("II", "III")}
+    headings = [(line.name, line.cells[1]) for line in lines if line.name.startswith("Sex")]
+    assert headings == [
+        (f"Sex, {pair}", p_text(float(fit.pvalues[f"stage[T.{level}]:sex[T.m]"]))) for level, pair in pairs.items()
+    ]
+    assert [line.name for line in lines if line.name.startswith("All")] == [f"All, {pair}" for pair in pairs.values()]
+    assert all(pair in result.paper().title for pair in pairs.values())
+
+
 def test_a_figure_without_an_end_or_beyond_all_is_drawn() -> None:
     rows = [
         {"term": "age", "odds_ratio": {"value": 1e9, "low": 1e8, "high": 1e10}, "p_value": 0.0},
