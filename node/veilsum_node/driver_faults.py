@@ -85,6 +85,8 @@ def _explain(error: DBAPIError) -> VeilsumError:
     if cause is None and (error.connection_invalidated or isinstance(original, _unreachable())) and not code:
         cause = _LOST
     text = text.splitlines()[0].rstrip(".")
+    if cause is None and (text.startswith("no such column") or code == "42703"):
+        return StateError(f"The state was not upgraded to this version yet: {text}.", "Back it up, and start this version.")
     if cause is None:
         advice = "Check that no other process holds it, that the disk has room, and that it is intact."
         return Damage(f"The database refused a transaction: {text}.", advice)
