@@ -203,7 +203,7 @@ class Builder:
     def _panel(self, table: Table) -> Json:
         kind, _, defaults, options = KINDS[table["kind"]]
         columns = [column for column in table.get("columns", ()) if "query" in column]
-        several = [{**table, "query": expr, "legend": legend} for expr, legend in table.get("queries", ())]
+        several: list[Table] = [{**table, "query": expr, "legend": legend} for expr, legend in table.get("queries", ())]
         queries = columns or several or [table]
         made = {
             "type": kind,
