@@ -1,6 +1,5 @@
 """Numbers, rows of words and causes in sentences that operators read."""
 
-import math
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, Decimal
 
@@ -17,7 +16,7 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 
 def rounded(value: float, rounding: str = ROUND_CEILING) -> str:
     """An epsilon in three decimals, two digits where it is small: up, as costs are, or by another rounding of decimals."""
-    if math.isinf(value):
+    if value == float("inf"):
         return "infinite"
     digits = Decimal(repr(float(value)))  # the shortest digits that name the float: 0.1 stays 0.1
     places = max(3, 1 - digits.adjusted()) if digits else 3

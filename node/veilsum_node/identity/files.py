@@ -112,8 +112,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 def _read(path: Path, what: str, advice: str, most: int, *, private: bool) -> bytes:
     try:
-        # without waiting for a writer, should the path be a pipe
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # or a pipe waits
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigurationError(f"The {what} {path} is not a regular file.", f"Name a file; see: ls -l {path}")

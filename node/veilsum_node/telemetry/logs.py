@@ -205,13 +205,10 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _left_out(kind: str, peer: str, count: int) -> None:
-    LOG.warning("%d more %s of %s in the last minute were left out of the log", count, kind, peer)
-
-
 def _bound_floods(handler: logging.Handler) -> None:
     """Count what a peer causes beyond some lines a minute; what was counted last is told when the process ends."""
-    flood = FloodFilter(_left_out)
+    words = "%d more %s of %s in the last minute were left out of the log"
+    flood = FloodFilter(lambda kind, peer, count: LOG.warning(words, count, kind, peer))
     handler.addFilter(flood)
     atexit.register(flood.flush)  # runs before the one of logging itself
 
