@@ -1,10 +1,11 @@
 """The dossier's annexes are documents beside this module, in which the site's own figures are filled in.
 
 ``nist.md.j2`` answers what NIST SP 800-226 asks of a claim of differential privacy. "Guidelines for Evaluating Differential
-Privacy Guarantees" (Near, Darais, Lefkovitz, Howarth, March 2025) orders what has to be looked at as a pyramid: the guarantee
-on top, below it algorithms, utility and bias, deployment, security, and what was exposed when data were collected; each level
-rests on those below. ``protection.md.j2`` drafts what data protection law asks for. An answer says what this site's records or
-this software's design show, and no more; what neither shows is said to be unanswered. Nothing here judges.
+Privacy Guarantees" (Near, Darais, Lefkovitz, Howarth, March 2025) orders what has to be looked at as a pyramid: the
+guarantee on top, below it algorithms, utility and bias, deployment, security, and what was exposed when data were collected;
+each level rests on those below. ``protection.md.j2`` drafts what data protection law asks for, ``retention.md.j2`` says what
+is kept how long. An answer says what this site's records or this software's design show, and no more; what neither shows is
+said to be unanswered. Nothing here judges.
 
 In a document ``#`` begins a level or part and ``##`` a question, behind whose ``|`` stand how far it is answered and by what.
 Paragraphs, apart by empty lines, are the answer, and ``>`` is what a person has to add.

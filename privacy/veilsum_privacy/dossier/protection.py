@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from veilsum_node.phrases import counted
-from veilsum_privacy.dossier.annex import Figures, answers, audit_answers
+from veilsum_privacy.dossier.annex import Figures, answers, audit_answers, documents
 
 ANNEXES = ("nist", "dpia", "art30")
 """Annexes that a dossier may have, in their order."""
@@ -65,32 +65,9 @@ def retention_table(settings: Figures | None) -> tuple[RetentionRow, ...]:
         return otherwise if kept is None else f"{counted(kept, 'day')}{since}"
 
     vectors = "kept_vectors" if days["kept_vectors"] is not None else "studies"
-    return (
-        RetentionRow("Records, in the site’s own files", "as the site decides; this software keeps no copy", "there"),
-        RetentionRow("Keys, seeds and encrypted payloads of a study", "its end", "`veilsum participant leave ID`"),
-        RetentionRow(
-            "Signed studies that are over, with their analysts’ words",
-            until("studies", "not by itself"),
-            "with `retention.studies`",
-        ),
-        RetentionRow("Noised vectors that alignments kept", until(vectors, "not by itself"), "with `retention.kept_vectors`"),
-        RetentionRow(
-            "The ledger: releases, refusals, decisions with names and reasons; no record",
-            "the site leaves the federation",
-            "with the state file as a whole: each entry proves those before it",
-        ),
-        RetentionRow(
-            "Logs: names of studies and parties, times",
-            until("log_days", "as the system that takes them decides", ""),
-            "with `log.days`",
-        ),
-        RetentionRow("Backups of the state", "as the site decides", "there"),
-        RetentionRow(
-            "At the coordinator: released sums, results, signed studies, receipts",
-            "as its operator decides (retention.studies there)",
-            "`veilsum coordinator delete STUDY`, which leaves the receipts",
-        ),
-    )
+    text = documents().get_template("retention.md.j2").render(until=until, vectors=vectors)
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|"))
+    return tuple(RetentionRow(*row) for row in rows)
 
 
 def impact_assessment(dossier: Figures) -> tuple[ProtectionItem, ...]:
