@@ -1,8 +1,9 @@
 """Writes the dashboards' JSON, as Grafana 11.6 and later is provisioned with it, from the tables in ``panels``.
 
 A panel's table says its kind (``stat``, ``gauge``, ``bars``, ``lines``, ``states`` or ``table``), title, description,
-query, and where it differs from others of its kind: unit, decimals, size in the grid of 24 columns, ``steps`` (colours from
-these values on), ``words`` (text and colour of exact values), runbooks. Panels are laid out row by row in their order.
+query, and where it differs from others of its kind: unit, decimals, how it is ``rounded`` to these (``up`` as costs
+are, ``down`` as what is left is), size in the grid of 24 columns, ``steps`` (colours from these values on), ``words``
+(text and colour of exact values), runbooks. Panels are laid out row by row in their order.
 """
 
 import argparse
@@ -137,6 +138,14 @@ class Builder:
             expr = _Expression(expr).substitute(self._terms)
         return expr
 
+    def _query(self, table: Table) -> str:
+        """A panel's query, rounded before Grafana rounds it to nearest, where its table says so."""
+        expr = self._fill(table["query"])
+        if "rounded" not in table:
+            return expr
+        function, scale = {"up": "ceil", "down": "floor"}[table["rounded"]], 10 ** table["decimals"]
+        return f"{function}({scale} * ({expr})) / {scale}" if scale > 1 else f"{function}({expr})"
+
     def _variables(self) -> list[Json]:
         one = {**_VARIABLE, "includeAll": False, "multi": False}
         source = {
@@ -194,7 +203,8 @@ class Builder:
     def _panel(self, table: Table) -> Json:
         kind, _, defaults, options = KINDS[table["kind"]]
         columns = [column for column in table.get("columns", ()) if "query" in column]
-        queries = columns or [{"query": expr, "legend": legend} for expr, legend in table.get("queries", ())] or [table]
+        several: list[Table] = [{**table, "query": expr, "legend": legend} for expr, legend in table.get("queries", ())]
+        queries = columns or several or [table]
         made = {
             "type": kind,
             "title": table["title"],
@@ -216,7 +226,7 @@ class Builder:
         instant = kind not in ("timeseries", "state-timeline")
         return {
             "refId": letter,
-            "expr": self._fill(table["query"]),
+            "expr": self._query(table),
             "legendFormat": table.get("legend", "__auto"),
             "format": "table" if kind == "table" else "time_series",
             "instant": instant,

@@ -21,6 +21,7 @@ from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen
+from veilsum_node.phrases import rounded
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive, Course, GaussianEvent, epsilon_of
 from veilsum_privacy.accounting.figures import calibrate_noise_multiplier
@@ -228,7 +229,8 @@ class StudyDraft:
             raise ConfigurationError(f"{asked} is out of reach at any epsilon up to {LARGEST_EPSILON:g}.", advice)
         if most is not None and study.privacy.epsilon > most:
             raise ConfigurationError(
-                f"{asked} takes epsilon {study.privacy.epsilon:.4g}; max_epsilon is {most:g}.", f"Raise max_epsilon. {advice}"
+                f"{asked} takes epsilon {rounded(study.privacy.epsilon)}; max_epsilon is {most:.15g}.",
+                f"Raise max_epsilon. {advice}",
             )
         return study
 

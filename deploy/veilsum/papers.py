@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilsum.texts import tex_table
+from veilsum_node.phrases import rounded
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.queries.base import IN_ROWS, missing_among
@@ -281,7 +282,9 @@ def _table_one(one: str, parts: Mapping[str, Sequence[Row]], names: Names, nonno
 
 def _cost(epsilon: float, delta: float) -> str:
     """``ε = 1, δ = 0.00001``."""
-    return f"ε = {epsilon:g}" + (f", δ = {f'{delta:.12f}'.rstrip('0') if delta >= 1e-10 else f'{delta:g}'}" if delta else "")
+    return f"ε = {rounded(epsilon)}" + (
+        f", δ = {f'{delta:.12f}'.rstrip('0') if delta >= 1e-10 else f'{delta:g}'}" if delta else ""
+    )
 
 
 def _notes(lines: Sequence[Line], names: Names, *, counts: bool = False) -> tuple[str, ...]:

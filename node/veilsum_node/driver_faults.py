@@ -82,21 +82,18 @@ def _explain(error: DBAPIError) -> VeilsumError:
     text = str(getattr(getattr(original, "diag", None), "message_primary", None) or original or "no reason given")
     code = getattr(original, "sqlstate", None) or "_".join(str(getattr(original, "sqlite_errorname", "")).split("_")[:2])
     cause = _CAUSES.get(code) or _CAUSES.get(code[:2])
-    if cause is None and (error.connection_invalidated or isinstance(original, _unreachable())) and not code:
+    lost = getattr(sys.modules.get("psycopg"), "OperationalError", ())  # of a server's driver, where one was needed
+    if cause is None and (error.connection_invalidated or isinstance(original, lost)) and not code:
         cause = _LOST
     text = text.splitlines()[0].rstrip(".")
+    if cause is None and (text.startswith("no such column") or code == "42703"):
+        return StateError(f"The state was not upgraded to this version yet: {text}.", "Back it up, and start this version.")
     if cause is None:
         advice = "Check that no other process holds it, that the disk has room, and that it is intact."
         return Damage(f"The database refused a transaction: {text}.", advice)
     passing = code.startswith(_PASSING) if code else cause is _LOST
     kind = DatabaseAwayError if passing else DatabaseDamagedError if cause is _DAMAGED else Unavailable
     return kind(f"{cause[0]}: {text}.", cause[1])
-
-
-def _unreachable() -> tuple[type[BaseException], ...]:
-    """What a server's driver raises when it has no connection; empty where the driver was never needed."""
-    driver = sys.modules.get("psycopg")
-    return () if driver is None else (driver.OperationalError,)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_deploy.cli.additions import asked_study
 from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Label
+from veilsum_node.phrases import rounded
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.protocol import budgets
@@ -78,7 +79,7 @@ def test_studies_of_epsilon_one_fill_a_budget_of_three(tmp_path: Path, delta: fl
         assert found["budget"] == 3.0
         assert found["reserved"] == pytest.approx(epsilon_of(study, fit, delta), rel=1e-6)
         assert found["after"] == pytest.approx(epsilon_of(study, fit + 1, delta), rel=1e-6)
-        assert f"{found['after']:.6g}" in entries[0].detail["message"]
+        assert f"bring it to {rounded(found['after'])}." in entries[0].detail["message"]
         site.ledger.verify(authority=site.credentials.authority)
         assert len(site.ledger.entries(kind=Kind.CHARGE)) == fit
 

@@ -155,6 +155,43 @@ def test_every_panel_says_what_it_shows_in_which_unit(panel: Mapping[str, Any]) 
     assert {target["instant"] for target in targets} == {instant}
 
 
+def _shown_values() -> list[Any]:
+    """Every query with the unit and decimals that its values are shown in."""
+    found = []
+    for place in PANELS:
+        (panel,) = place.values
+        fields = panel["fieldConfig"]
+        own = {
+            item["matcher"]["options"]: {one["id"]: one.get("value") for one in item["properties"]}
+            for item in fields["overrides"]
+        }
+        organized = [item["options"]["renameByName"] for item in panel.get("transformations", ()) if item["id"] == "organize"]
+        titles = organized[0] if organized else {}
+        for target in panel["targets"]:
+            shown = own.get(titles.get(f"Value #{target['refId']}", titles.get("Value")), fields["defaults"])
+            found.append(pytest.param(target["expr"], shown, id=f"{place.id}/{target['refId']}"))
+    return found
+
+
+ROUNDED = re.compile(r"(ceil|floor)\((?:(\d+) \* \((.*)\)\) / (\d+)|(.*)\))", re.DOTALL)
+
+
+@pytest.mark.parametrize(("expr", "shown"), _shown_values())
+def test_a_cost_is_shown_rounded_up_and_what_is_left_rounded_down(expr: str, shown: Mapping[str, Any]) -> None:
+    """Grafana rounds to nearest: what it is given has the decimals already. Shares and numbers of budgets are neither."""
+    spent = bool(metric_names(expr) & {"veilsum_epsilon_spent", "veilsum_epsilon_reserved", "veilsum_epsilon_released"})
+    days = shown.get("unit") == "suffix: d"
+    left = days or (metric_names(expr) == {"veilsum_epsilon_left"} and "count(" not in expr)
+    if not left and (not spent or shown.get("unit") == "percentunit" or "count(" in expr):
+        return
+    found = ROUNDED.fullmatch(expr)
+    assert found is not None
+    function, scale, _, again, _ = found.groups()
+    assert function == ("floor" if left else "ceil")
+    assert (scale or "1", again or "1") == (str(10 ** shown["decimals"]),) * 2
+    assert shown["decimals"] == (0 if days else 3)
+
+
 @pytest.mark.parametrize("uid", UIDS)
 def test_panels_lie_in_the_grid_and_on_no_other(uid: str) -> None:
     taken: dict[tuple[int, int], str] = {}

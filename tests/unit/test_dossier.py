@@ -31,7 +31,7 @@ from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures
 from veilsum_privacy.dossier.charts import MOST_BARS, ticks
 from veilsum_privacy.dossier.ledgers import check
 from veilsum_privacy.dossier.page import CODES, MOST_ROWS, refusal_rows, release_rows
-from veilsum_privacy.dossier.protection import ANNEXES
+from veilsum_privacy.dossier.protection import ANNEXES, impact_assessment
 from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation
 from veilsum_privacy.ledger.statements import RequestedStudy
 from veilsum_privacy.mechanism.noise import plan_noise
@@ -887,6 +887,21 @@ def test_an_impact_assessment_is_drafted_from_the_records() -> None:
     assert "2 approvals, 1 decline, 1 without an answer, by olga and pia" in found["Human decisions"]
     assert "Above epsilon 0.5 two people decide." in found["Human decisions"]
     assert "No audit on this site’s machine" in found["Measured"]
+
+
+@given(st.text(alphabet="#>|{}% \nax", min_size=1), st.text(alphabet="#>|{}% \nax", min_size=1))
+def test_nothing_that_a_study_says_is_structure_of_an_annex(purpose: str, basis: str) -> None:
+    """An analyst's words can begin neither a question nor an answer, nor fill an officer's gap; they stand as given."""
+    plain = protected(annexes=())
+    innocent = [(item.part, item.topic, item.gap, len(item.answer)) for item in impact_assessment(plain)]
+    (agreed,) = [account for account in plain["accounts"] if account["name"] == "agreed"]
+    agreed["purpose"], agreed["stated"] = purpose, {"purpose": purpose, "legal_basis": basis}
+    items = impact_assessment(plain)
+    assert [(item.part, item.topic, item.gap, len(item.answer)) for item in items] == innocent
+    found = {item.topic: item.answer for item in items}
+    assert f"“{purpose}” (agreed)." in found["Purposes, as the analysts signed them"]
+    assert found["Legal bases, as stated"] == (f"“{basis}”.",)
+    assert any(line.endswith(f"; purpose: {purpose}.") for line in found["Studies that led to releases"])
 
 
 def test_a_record_of_processing_is_drafted_by_its_letters() -> None:

@@ -39,6 +39,7 @@ from veilsum_coordinator.parts.base import TaskPlan
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen
+from veilsum_node.phrases import rounded
 from veilsum_privacy.accounting.accountant import GaussianEvent, epsilon_of
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
@@ -160,7 +161,7 @@ def test_an_error_out_of_reach_or_too_dear_is_said_with_figures() -> None:
     needed = draft(error=0.05).compile().privacy.epsilon
     assert needed is not None
     assert draft(error=0.05, max_epsilon=needed * 1.01).compile().privacy.epsilon == needed
-    with pytest.raises(ConfigurationError, match=rf"takes epsilon {needed:.4g}; max_epsilon is {needed / 2:g}"):
+    with pytest.raises(ConfigurationError, match=rf"takes epsilon {rounded(needed)}; max_epsilon is {needed / 2:.15g}"):
         draft(error=0.05, max_epsilon=needed / 2).compile()
     assert draft(noise="none").compile_for(0.1) is None
 

@@ -334,7 +334,7 @@ def test_everything_that_is_broken_is_said_at_once() -> None:
     assert list(refusal.codes) == [code for code in RefusalCode if code in expected]
     assert refusal.code is refusal.codes[0]
     for figure in (
-        "epsilon 1.000; policy.max_epsilon is 0.25",
+        "epsilon 1; policy.max_epsilon is 0.25",
         "names 3 sites; policy.min_cohort is 5",
         "below min_trusted 4",
     ):

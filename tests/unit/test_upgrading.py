@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from sqlalchemy import inspect, select, text
+from sqlalchemy import MetaData, inspect, select, text
 
 from support.ledgers import START, federation
 from support.postgres import server
+from veilsum_coordinator.storage.long_values import METADATA
 from veilsum_coordinator.storage.records import KeptStudy, read_state
 from veilsum_node.database import Database, open_database
+from veilsum_node.database_places import open_readonly
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
 from veilsum_node.migration import scripts
@@ -113,6 +115,29 @@ def rows(path: Path) -> dict[str, list[dict[str, object]]]:
         raw.row_factory = sqlite3.Row
         names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {name: [dict(row) for row in raw.execute(f'SELECT * FROM "{name}"')] for name in names}  # noqa: S608
+
+
+@pytest.mark.parametrize("version", RELEASED)
+@pytest.mark.parametrize(("party", "metadata"), [("participant", COHORTS.metadata), ("coordinator", METADATA)])
+def test_a_state_that_waits_for_its_upgrade_is_no_fault_of_disk_or_database(
+    tmp_path: Path, party: str, metadata: MetaData, version: str
+) -> None:
+    """Whatever reads a state before this version's first start on it, as checks do, hears what is to be done."""
+    told = []
+    with open_readonly(left_state(party, version, tmp_path)) as database:
+        with database.reading() as connection:
+            there = inspect(connection).get_table_names()
+        for table in (table for table in metadata.sorted_tables if table.name in there):
+            try:
+                with database.reading() as connection:
+                    connection.execute(select(table)).fetchall()
+            except StateError as error:
+                told.append((error.message, error.advice))
+    assert told
+    assert {message.partition(": no such column")[0] for message, _ in told} == {
+        "The state was not upgraded to this version yet"
+    }
+    assert {advice for _, advice in told} == {"Back it up, and start this version."}
 
 
 @pytest.mark.parametrize("version", RELEASED)

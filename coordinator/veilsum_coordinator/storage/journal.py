@@ -201,7 +201,7 @@ class SqlJournal:
             kept = connection.execute(select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
             if kept is not None and tuple(kept) != (assignment.attempt, signed):
                 if kept.attempt >= assignment.attempt:
-                    raise StateError("A different sum of this attempt is already stored.", "Run veilsum ledger verify.")
+                    raise StateError("A different sum of this attempt is already stored.", "Run `veilsum coordinator check`.")
                 drop_pieces(connection, SUM_PIECES, study, number)
                 connection.execute(delete(SUMS).where(*here))  # of an attempt that was given up: nobody was asked for consent
                 kept = None
@@ -236,7 +236,7 @@ class SqlJournal:
         def work(connection: Connection) -> None:
             kept = connection.execute(select(SUMS.c.attempt, SUMS.c.answers).where(*here)).one()
             if kept.attempt != assignment.attempt or kept.answers not in (None, text):
-                raise StateError("Other answers about this sum are already stored.", "Run veilsum ledger verify.")
+                raise StateError("Other answers about this sum are already stored.", "Run `veilsum coordinator check`.")
             if kept.answers is None:
                 connection.execute(update(SUMS).where(*here).values(answers=text))
 
@@ -362,7 +362,7 @@ class SqlJournal:
                 return read_digest(connection, study, number)
 
         if (digest := self.outage.wait(work)) is None:
-            raise StateError(f"Round {number} has no release.", "Run veilsum ledger verify.")
+            raise StateError(f"Round {number} has no release.", "Run `veilsum coordinator check`.")
         return digest
 
     def release_values(self, study: bytes, number: int, start: int, stop: int) -> Integers:

@@ -50,7 +50,7 @@ def write_release(
     if stored is None:
         connection.execute(insert(RELEASES).values(study=study, round=number, values=whole, digest=key, **row))
     elif stored != key:
-        raise StateError("A different release of this round is already stored.", "Run veilsum ledger verify.")
+        raise StateError("A different release of this round is already stored.", "Run `veilsum coordinator check`.")
     return key
 
 

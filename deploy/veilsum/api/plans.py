@@ -122,7 +122,7 @@ class Plan:
 
 
 def _wanted(plan: StudyPlan) -> str:
-    return "out of reach" if plan.error_epsilon is None else f"epsilon {plan.error_epsilon:.3g} would do"
+    return "out of reach" if plan.error_epsilon is None else f"epsilon {rounded_up(plan.error_epsilon)} would do"
 
 
 def _known(part: Mapping[str, Any]) -> str:

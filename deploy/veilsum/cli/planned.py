@@ -244,8 +244,8 @@ def _wanted(plan: StudyPlan) -> str:
     if plan.error_epsilon is None:
         return f"No epsilon up to 10,000 would tell {aim}; that takes more records."
     if plan.cost.epsilon is not None and plan.error_epsilon < plan.cost.epsilon * 0.999:
-        return f"To tell {aim}, epsilon {plan.error_epsilon:.3g} for the whole study would do."
-    return f"To tell {aim} takes epsilon {plan.error_epsilon:.3g} for the whole study."
+        return f"To tell {aim}, epsilon {rounded_up(plan.error_epsilon)} for the whole study would do."
+    return f"To tell {aim} takes epsilon {rounded_up(plan.error_epsilon)} for the whole study."
 
 
 def figure(value: float, digits: int = 2) -> str:

@@ -110,14 +110,9 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """Open without waiting for a writer, should the path be a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def _read(path: Path, what: str, advice: str, most: int, *, private: bool) -> bytes:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # or a pipe waits
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigurationError(f"The {what} {path} is not a regular file.", f"Name a file; see: ls -l {path}")

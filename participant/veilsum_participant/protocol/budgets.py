@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from sqlalchemy import Connection, inspect
 
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
-from veilsum_node.phrases import counted
+from veilsum_node.phrases import counted, rounded
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import OPEN, PAID, AttemptState, AttemptTally, recovered_receipts, tally
 from veilsum_participant.store.pending import PENDING, PendingRow, PendingState, pending_studies
@@ -96,9 +96,9 @@ def budget_faults(
         beside = f" and {others.total()} that other studies here may still ask for" if others else ""
         yield Refusal(
             RefusalCode.BUDGET,
-            f"The population {population} has spent epsilon {room.reserved:.6g} of {budget.epsilon:g} at delta"
-            f" {budget.delta:g}; the study's {counted(own.total(), 'release')}{beside} would bring it to {room.after:.6g}."
-            f"{why_infinite(room.after)}",
+            f"The population {population} has spent epsilon {rounded(room.reserved)} of {budget.epsilon:.15g} at delta"
+            f" {budget.delta:g}; the study's {counted(own.total(), 'release')}{beside} would bring it to"
+            f" {rounded(room.after)}.{why_infinite(room.after)}",
             "Ask for more noise or fewer releases, or let the operator raise the budget.",
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
-from veilsum_node.phrases import counted, listed
+from veilsum_node.phrases import counted, listed, rounded
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators
 from veilsum_privacy.study.encoder import Program
@@ -255,7 +255,7 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
     if slack > most * (1 + 1e-9):
         yield Refusal(
             RefusalCode.EPSILON,
-            f"The study's steps may reveal a record with probability {slack:.3g}; policy.max_slack of delta is {most:.3g}.",
+            f"The study's steps may reveal a record with probability {rounded(slack)}; policy.max_slack of delta: {most:.9g}.",
             "Ask for a study with less slack (privacy.slack).",
         )
     cost = study_epsilon(study, privacy.delta)
@@ -266,7 +266,7 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
     if cost > policy.max_epsilon:
         yield Refusal(
             RefusalCode.EPSILON,
-            f"The study costs epsilon {cost:.3f}; policy.max_epsilon is {policy.max_epsilon:g}.",
+            f"The study costs epsilon {rounded(cost)}; policy.max_epsilon is {policy.max_epsilon:.15g}.",
             "Ask for more noise or fewer releases.",
         )
 

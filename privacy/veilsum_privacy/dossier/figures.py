@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
+from veilsum_node.phrases import rounded
+
 INFINITE = "infinite"
 """How plain values say that a cost has no bound."""
 
 Figure = float | str | None
 """An epsilon in plain values: a number, ``"infinite"``, or None where there is none (a budget without a bound)."""
 
-_PLACES = 3
-_DIGITS = 2
 _LEAST = 1e-6
 
 
@@ -122,11 +122,7 @@ def _datetime(seconds: int) -> datetime:
 def _rounded(value: Figure, rounding: str) -> str:
     if value is None or isinstance(value, str):
         return value or "unlimited"
-    if math.isinf(value):
-        return INFINITE
-    digits = Decimal(repr(value))  # the shortest digits that name the float: 0.1 stays 0.1
-    places = _PLACES if digits == 0 else max(_PLACES, _DIGITS - 1 - digits.adjusted())
-    return _without_zeros(digits.quantize(Decimal(1).scaleb(-places), rounding))
+    return rounded(value, rounding)
 
 
 def _without_zeros(value: Decimal, *, thousands: bool = False) -> str:

@@ -6,11 +6,10 @@ Rows of the page: equal releases of a study, and equal refusals, stand in one ro
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from veilsum_node.phrases import counted
-from veilsum_privacy.dossier import charts, figures
+from veilsum_privacy.dossier import charts
+from veilsum_privacy.dossier.annex import documents
 from veilsum_privacy.dossier.figures import INFINITE
 from veilsum_privacy.dossier.protection import TITLES
 
@@ -158,21 +157,9 @@ def _study(digest: str | None, dossier: Mapping[str, Any]) -> str:
 
 @cache
 def _template() -> "Template":
-    from jinja2 import Environment, FunctionLoader, StrictUndefined  # which a site that runs studies does without
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(_source), trim_blocks=True, lstrip_blocks=True
-    )
-    for name in ("cost", "remaining", "exact", "small", "one_in", "of_hundred", "times", "grouped", "ratio", "moment", "day"):
-        environment.filters[name] = getattr(figures, name)
-    environment.filters["reason"] = lambda code: CODES.get(code, code)
-    environment.globals["counted"] = counted
-    return environment.get_template(_TEMPLATE)
-
-
-def _source(name: str) -> str:
-    """A template or style sheet of this package, from wherever it is installed."""
-    return files("veilsum_privacy.dossier").joinpath(name).read_text(encoding="utf-8")
+    page = documents().overlay(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page.filters = {**page.filters, "reason": lambda code: CODES.get(code, code)}
+    return page.get_template(_TEMPLATE)
 
 
 def release_rows(releases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ but whether an epsilon fits a budget.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
@@ -136,8 +136,8 @@ class Mechanism:
         Raises:
             HostileInput: it is not such a value.
         """
-        if what := _beyond(value, _MECHANISM_KEYS):
-            raise unknown(what)
+        if strange := sorted(set(value).difference(_MECHANISM_KEYS)) if isinstance(value, Mapping) else []:
+            raise unknown(f"the key {strange[0][:40]!r}")
         if isinstance(kind := _of(value, "noise"), str) and kind not in MECHANISMS:
             raise unknown(f"noise of kind {kind[:40]!r}")
         try:
@@ -219,12 +219,6 @@ def unknown(what: str, error: Exception | None = None) -> HostileInput:
 
 def _of(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else None
-
-
-def _beyond(value: Any, known: Collection[str]) -> str:
-    """The first key that is not among the known ones, for people; empty if there is none."""
-    strange = sorted(key for key in value if key not in known) if isinstance(value, Mapping) else []
-    return f"the key {strange[0][:40]!r}" if strange else ""
 
 
 def read_kind(text: Any) -> Kind:

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, or_, select
 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError
+from veilsum_node.phrases import rounded
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation, read_kind, why_infinite
@@ -185,7 +186,7 @@ class Gate:
         if not budget.admits(after[0]):
             raise Refusal(
                 RefusalCode.BUDGET,
-                f"The population {population} would come to epsilon {after[0]:.6g} of {budget.epsilon:g} "
+                f"The population {population} would come to epsilon {rounded(after[0])} of {budget.epsilon:.15g} "
                 f"at delta {budget.delta:g}.{why_infinite(after[0])}",
                 "Ask for more noise or fewer releases, or let the operator raise the budget.",
             )
