@@ -252,11 +252,12 @@ _OWN = {"column", "unit", "count", "mean", "standard_deviation", "quantile", "va
 def _table_one(one: str, parts: Mapping[str, Sequence[Row]], names: Names, nonnormal: Sequence[str]) -> PaperTable:
     """All parts of one table, in the order of the columns that it is over."""
     numbers, medians, counts = dict[str, list[Row]](), dict[str, list[Row]](), dict[str, list[Row]]()
-    tests: dict[str, float | None] = {}
+    tests, kinds = dict[str, float | None](), dict[str, None]()
     for name, rows in parts.items():
         for row in rows:
             if name.endswith(" tests"):
                 tests[str(row.get("of", ""))] = row.get("p_value")
+                kinds[str(row["test"])] = None
             elif "mean" in row:
                 numbers.setdefault(str(row["column"]), []).append(row)
             elif "quantile" in row:
@@ -267,24 +268,21 @@ def _table_one(one: str, parts: Mapping[str, Sequence[Row]], names: Names, nonno
             (column,) = [key for key in rows[0] if key not in by and key not in _OWN][:1] or [name.partition(".")[2]]
             counts[column] = list(rows)
     groups = list(dict.fromkeys(_group(row, by) for rows in parts.values() for row in rows if by and set(by) <= row.keys()))
-    groups = groups or [()]
+    sizes = {group: _size(group, by, numbers, counts) for group in groups or [()]}
     lines = list[Line]()
     for column in _order(one, numbers, counts, names):
         p = p_text(_test(tests, column)) if by else None
-        lines += _lines(column, numbers, medians, counts, names, groups, by, p, nonnormal)
-    sizes = [_size(group, by, numbers, counts) for group in groups]
-    heads = [f"{_group_name(group, by, names)} (n = {size})" for group, size in zip(groups, sizes, strict=True)]
+        lines += _lines(column, numbers, medians, counts, names, sizes, by, p, nonnormal)
+    heads = [f"{_group_name(group, by, names)} (n = {_count(size) if size else DASH})" for group, size in sizes.items()]
     title = f"Table 1. Characteristics{' by ' if by else ''}{', '.join(names.label(name) for name in by)}"
-    return PaperTable(
-        title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), _notes(lines, names, counts=True)
-    )
+    notes = (*_notes(lines, names, counts=True), *([f"P values are of tests of {' and '.join(kinds)}."] if kinds else []))
+    return PaperTable(title, ("Characteristic", *heads, *(["P value"] if by else [])), tuple(lines), notes)
 
 
 def _cost(epsilon: float, delta: float) -> str:
     """``ε = 1, δ = 0.00001``."""
-    return f"ε = {rounded(epsilon)}" + (
-        f", δ = {f'{delta:.12f}'.rstrip('0') if delta >= 1e-10 else f'{delta:g}'}" if delta else ""
-    )
+    small = f"{delta:.12f}".rstrip("0") if delta >= 1e-10 else f"{delta:g}"
+    return f"ε = {rounded(epsilon)}" + (f", δ = {small}" if delta else "")
 
 
 def _notes(lines: Sequence[Line], names: Names, *, counts: bool = False) -> tuple[str, ...]:
@@ -316,15 +314,27 @@ def _group_name(group: Sequence[str], by: Sequence[str], names: Names) -> str:
     return ", ".join(f"{names.label(name)}: {level}" for name, level in zip(by, group, strict=True))
 
 
-def _size(group: Sequence[str], by: Sequence[str], numbers: Mapping[str, list[Row]], counts: Mapping[str, list[Row]]) -> str:
-    """How many records a group has: all levels of a category, with what is missing; else those with a number."""
+def _size(group: Sequence[str], by: Sequence[str], numbers: Mapping[str, list[Row]], counts: Mapping[str, list[Row]]) -> Row:
+    """How many records a group has: all levels of a category, with what is missing; else the most of those with a number."""
     for rows in counts.values():
         own = [row["count"] for row in rows if _group(row, by) == tuple(group)]
         if own and all(map(_told, own)):
-            return f"{max(round(sum(figure['value'] for figure in own)), 0):,}"
+            return {"value": sum(each["value"] for each in own), "noise_error": math.hypot(*map(_noise, own))}
     own = [row["count"] for rows in numbers.values() for row in rows if _group(row, by) == tuple(group)]
-    told = [figure["value"] for figure in own if _told(figure)]
-    return f"{max(round(max(told)), 0):,}" if told else DASH
+    return max(filter(_told, own), key=lambda figure: float(figure["value"]), default={})
+
+
+def _noise(figure: Row) -> float:
+    return float(figure.get("noise_error", 0.0))
+
+
+def _missing(size: Row, count: Any) -> Row:
+    """Of a group's records those without a number, as a row of a category has them."""
+    if not (_told(size) and _told(count)):
+        return {}
+    absent = size["value"] - count["value"]
+    own = {"value": absent, "noise_error": math.hypot(_noise(size), _noise(count))}
+    return {"count": own, "share": {"value": max(absent, 0.0) / max(size["value"], 1.0)}}
 
 
 def _order(one: str, numbers: Mapping[str, Any], counts: Mapping[str, Any], names: Names) -> list[str]:
@@ -349,12 +359,12 @@ def _lines(
     medians: Mapping[str, list[Row]],
     counts: Mapping[str, list[Row]],
     names: Names,
-    groups: Sequence[tuple[str, ...]],
+    sizes: Mapping[tuple[str, ...], Row],
     by: Sequence[str],
     p: str | None,
     nonnormal: Sequence[str],
 ) -> Iterator[Line]:
-    last, none = (() if p is None else (p,)), (() if p is None else ("",))
+    groups, last, none = tuple(sizes), (() if p is None else (p,)), (() if p is None else ("",))
     if column in counts:
         rows = counts[column]
         yield Line(f"{names.label(column)}, n (%)", ("",) * len(groups) + last)
@@ -371,18 +381,21 @@ def _lines(
     unit = names.unit(column, str((rows or quartiles)[0].get("unit") or ""))
     name = f"{names.label(column)}{f', {unit}' if unit else ''}"
     medians_told = {round(float(row["quantile"]), 6) for row in quartiles} >= set(QUARTILES)
+    own = [next((row for row in rows if _group(row, by) == group), {}) for group in groups]
     if rows and not (medians_told and column in nonnormal):
-        own = [next((row for row in rows if _group(row, by) == group), {}) for group in groups]
         yield Line(f"{name}, mean (SD)", tuple(_means(own)) + last)
         last = none
     if medians_told:
         cells = tuple(_medians([[row for row in quartiles if _group(row, by) == group] for group in groups]))
         yield Line(f"{name}, median [IQR]", cells + last)
+    lost = [_missing(size, row.get("count")) for size, row in zip(sizes.values(), own, strict=True)]
+    if any(_seen(row.get("count")) for row in lost):
+        yield Line("Missing", (*map(_share, lost), *none), 1)
 
 
 def _seen(figure: Any) -> bool:
     """Whether a count of missing values is more than none, or noise."""
-    return _told(figure) and figure["value"] >= 0.5 and figure["value"] > 2.0 * float(figure.get("noise_error", 0.0))
+    return _told(figure) and figure["value"] >= 0.5 and figure["value"] > 2.0 * _noise(figure)
 
 
 def _share(row: Row) -> str:
@@ -404,7 +417,7 @@ def _percent(share: float, count: float) -> str:
 def _means(rows: Sequence[Row]) -> Iterator[str]:
     """The cells of a row, one a group, with as many decimals each: those of the widest."""
     spreads = [row["standard_deviation"] for row in rows if _told(row.get("standard_deviation"))]
-    widths = [max(float(spread["value"]), float(spread.get("noise_error", 0.0))) for spread in spreads]
+    widths = [max(float(spread["value"]), _noise(spread)) for spread in spreads]
     means = [abs(row["mean"]["value"]) for row in rows if _told(row.get("mean"))]
     digits = digits_of(max(widths, default=0.0) or max(means, default=0.0))
     for row in rows:
@@ -417,7 +430,7 @@ def _means(rows: Sequence[Row]) -> Iterator[str]:
             n = float(count["value"]) if _told(count) else math.inf
             sample = math.sqrt(n / (n - 1.0)) if 1.5 < n < math.inf else 1.0  # journals print the sample's
             deviation = _plain(spread["value"] * sample, digits)
-            if spread.get("noise_error", 0.0) > 0.5 * spread["value"]:  # it would say that values hardly differ
+            if _noise(spread) > 0.5 * spread["value"]:  # it would say that values hardly differ
                 deviation = DASH + DAGGER
         yield f"{_plain(mean['value'], digits)} ({deviation})"
 
@@ -609,7 +622,7 @@ def _survival(rows: Sequence[Row], tests: Sequence[Row], names: Names) -> PaperT
         name_of = f"{figure[:1].upper()}{figure[1:]}"
         if time is not None:
             counted = _SINGULAR.get(unit, unit) if time == 1.0 else unit
-            name_of += f" {'to' if figure == 'restricted mean' else 'at'} {time:g} {counted}".rstrip()
+            name_of += f" {'to' if figure == 'restricted mean' else 'at'} {time:,g} {counted}".rstrip()
         name_of += ", % (95% CI)" if percent else f", {unit} (95% CI)" if unit and time is None else " (95% CI)"
         cells.setdefault(name_of, {})[group_of(row, names)] = _interval(row["value"], 100.0 if percent else 1.0)
     lines = tuple(Line(text, tuple(own.get(group, DASH) for group in groups)) for text, own in cells.items())

@@ -53,8 +53,8 @@ class Data:
 HEART = Setting("domains")
 BREAST = Setting("iid", holdout=0.3)
 SETTINGS = {
-    "digits4": Data("digits4", Setting("domains", limit=1275), ("fedcgs",), "pca"),
-    "Office-Caltech10": Data("office-caltech10", Setting("domains", split=7), ("fedcgs",), "pca-40"),
+    "digits4": Data("digits4", Setting("domains", limit=1275), encoder="pca"),
+    "Office-Caltech10": Data("office-caltech10", Setting("domains", split=7), encoder="pca-40"),
     "heart disease": Data("heart-disease", HEART),
     "breast cancer": Data("breast-cancer", Setting("iid", 4, holdout=0.3)),
     "breast cancer, 8 sites": Data("breast-cancer", Setting("iid", 8, holdout=0.3)),

@@ -28,7 +28,7 @@ from scipy.stats import chi2
 
 import veilsum
 from veilsum.exports import printed_tables
-from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, documents_of, p_text, paper_tables, ratio_text, terms_of
+from veilsum.papers import SUBGROUPS, Line, Names, PaperTable, _cost, documents_of, p_text, paper_tables, ratio_text, terms_of
 from veilsum.pictures import Drawn, draw
 from veilsum.texts import escaped_tex
 from veilsum_node.errors import Misuse
@@ -135,7 +135,47 @@ def test_a_table_one_is_the_frames(described: Any, frame: pd.DataFrame) -> None:
         np.testing.assert_allclose([float(each) for each in told], own.marker.quantile([0.5, 0.25, 0.75]), atol=0.5)
     assert all(found[name][2] == "" for name in ("f", "m", "I", "Missing"))
     assert all(found[name][2] for name in ("Age, years, mean (SD)", "Sex, n (%)"))
-    assert not table.notes  # exact
+    assert table.notes == ("P values are of tests of equal means (Welch) and independence (chi-squared).",)  # exact: no noise
+
+
+@pytest.mark.parametrize("over", [["age", "marker", "sex"], ["age", "marker"]])
+def test_numbers_that_are_missing_have_a_row_of_their_own(frame: pd.DataFrame, over: list[str]) -> None:
+    lacking = frame.drop(columns=["died", "time"]).assign(stage="I")
+    lacking.loc[lacking.index % 11 == 0, "marker"] = np.nan
+    with veilsum.simulate(lacking, {**SCHEMA, "columns": SCHEMA["columns"][:5]}, sites=3, seed=2) as made:
+        exact = made.dataset(noise="none").table(over, by="arm", at=[0.25, 0.5, 0.75]).run(progress=False)
+        noised = made.dataset(epsilon=3.0).table(over, by="arm").run(progress=False).paper()
+    for nonnormal in ([], ["marker"]):
+        lines = exact.paper(nonnormal=nonnormal).lines
+        (place,) = [place for place, line in enumerate(lines) if line.name == "Missing"]
+        assert "Marker" in lines[place - 1].name
+        own = [frame.index % 11 == 0, frame.arm == "no", frame.arm == "yes"]
+        told = [f"{(own[0] & arm).sum()} ({100 * own[0][arm].mean():.1f})" for arm in own[1:]]
+        assert lines[place].cells == (*told, "")
+    (line,) = [after for line, after in pairwise(noised.lines) if "Marker" in line.name and after.name == "Missing"]
+    assert [int(cell.split()[0]) for cell in line.cells[:2]] == pytest.approx(
+        [(own[0] & arm).sum() for arm in own[1:]], abs=40
+    )
+
+
+@given(st.floats(0.01, 100), st.floats(1e-9, 0.01))
+def test_an_epsilon_is_rounded_up_to_what_was_asked_for(epsilon: float, delta: float) -> None:
+    """A study costs a little less than it may; journals print what it may, and never less than it is."""
+    told = _cost(epsilon, delta)
+    printed = float(told.removeprefix("ε = ").partition(",")[0])
+    assert epsilon * (1 - 1e-9) <= printed <= epsilon + max(0.001, 0.1 * epsilon)
+    assert _cost(5.99999, 1e-5) == "ε = 6, δ = 0.00001"
+
+
+@given(st.floats(-50, 400), st.floats(0, 30), st.floats(0, 30))
+def test_missing_numbers_have_a_row_where_they_are_more_than_noise(absent: float, of_levels: float, of_count: float) -> None:
+    levels = [{"sex": level, "count": {"value": 200.0, "noise_error": of_levels}, "share": {"value": 0.5}} for level in "fm"]
+    count, mean = {"value": 400.0 - absent, "noise_error": of_count}, {"value": 50.0, "noise_error": 0.1}
+    numbers = [{"column": "age", "count": count, "mean": mean, "standard_deviation": mean}]
+    (table,) = paper_tables({"one.numbers": numbers, "one.sex": levels}, None).values()
+    shown = [line.cells for line in table.lines if line.name == "Missing"]
+    tells = absent >= 0.5 and absent > 2.0 * (2.0 * of_levels**2 + of_count**2) ** 0.5
+    assert shown == ([(f"{round(400.0 - count['value'])} ({(400.0 - count['value']) / 4:.1f})",)] if tells else [])
 
 
 def cells_of(table: PaperTable) -> list[list[str]]:

@@ -1,12 +1,13 @@
 """A model of a site's own: a released model, moved as far as the site's own records speak for it.
 
 The scores of a personal model are s z + x V^T + c: z (n, K) the released model's scores, x (n, m) the features that its head
-takes. Besides the released one itself, such models are fitted to the site's records, exactly: with V = 0, which is the
-released model calibrated here; with all three, ridge regression towards what was released; with s = 0, what the site reaches
-alone; and of classes the linear discriminant of its records. Each but the last minimises the mean loss, plus lambda / 2 |V|^2
-for features of unit variance, plus one record's weight of a normal prior with s about 1 and c about 0. lambda, and the weights
-with which the models are averaged, are those of the least loss in the site's own cross-validation (stacking, Wolpert 1992;
-weights that add up to one, Breiman 1996), in which a person's records stay together. So the released sums are a prior, own
+takes. Such models are fitted to the site's records, exactly: with V = 0, which is the released model calibrated here; with all
+three, ridge regression towards what was released; with s = 0, what the site reaches alone; and of classes the linear
+discriminant of its records. Each but the last minimises the mean loss, plus lambda / 2 |V|^2 for features of unit variance,
+plus a normal prior with s about 1 and c about 0. lambda is that of the least loss in the site's own cross-validation, in which
+a person's records stay together. The models are averaged with weights that add up to one (stacking, Wolpert 1992; Breiman
+1996): not the best ones, which few records choose by chance, but the mean of all weights under a Dirichlet prior, which has
+the calibrated model ahead where records are few, and the likelihood in cross-validation. So the released sums are a prior, own
 records are exact, and nothing is released.
 
 Whoever holds a personal model holds what it learnt of single records, without noise: it stays at the site.
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import log_softmax, softmax
+from scipy.special import gammaln, log_expit, log_softmax, softmax
 
 from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_aggregation.heads import lda_head
@@ -32,12 +33,12 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.outcomes import Outcome
-from veilsum_privacy.training.losses import OutcomeLoss
+from veilsum_privacy.training.losses import OutcomeLoss, Squared
 
 PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 """Values of lambda, in units of the loss' curvature at the best constant prediction."""
 
-PARTS = ("released", "calibrated", "moved", "alone", "discriminant")
+PARTS = ("calibrated", "moved", "alone", "discriminant")
 """What is averaged; the last of classes only."""
 
 ALONE = ("alone", "discriminant")
@@ -48,16 +49,22 @@ FEWEST = 20
 """Records below which the released model is left as it is: cross-validation would choose by chance."""
 
 SPREAD = 0.5
-"""Standard deviation of the prior of s about 1."""
+"""Standard deviation of the prior of s about 1, which weighs one record."""
+
+STEADY = 32.0
+"""Records that the prior of c about 0 weighs where there is a released model; one record where there is none."""
 
 SMALLEST = 1e-6
 """Added to the variances of a discriminant, whose features have variance 1 or none."""
 
-EVEN = 1e-3
-"""Penalty of the weights' logarithms, which keeps them from being chosen by chance where the parts are alike."""
+PRIOR = 5.0
+"""Concentration of the weights' prior: records whose likelihood would move them as much."""
 
-LEAD = 16.0
-"""From where the released part's log weight is penalised at :data:`FEWEST` records: it falls with the cube of their number."""
+AHEAD = 200.0
+"""By how much the calibrated part's mean weight is ahead of another's in the prior, in logarithms, times the records."""
+
+DRAWS = 300
+"""Weights drawn of the prior, and as many of all alike, by a seed that is always the same."""
 
 ITERATIONS = 200
 
@@ -326,14 +333,12 @@ def _fit(data: _Standard, choice: _Choice, start: _Fit | None = None) -> _Fit:
     """A part's model of records; but for the discriminant by L-BFGS, from another one's on."""
     if choice.name == "discriminant":
         return _discriminant(data)
-    if choice.name == "released":
-        return _Fit(1.0, np.zeros((data.z.shape[1], data.x.shape[1])), np.zeros(data.z.shape[1]))
     released = choice.name != "alone"
     (n, m), k = data.x.shape, data.z.shape[1]
     base = data.z if released else np.zeros((n, k))
     rest = np.zeros(k) if released else data.loss.constant(data.targets.mean(axis=0))
-    prior = data.curvature / n
-    tight = prior / SPREAD**2
+    tight = data.curvature / n / SPREAD**2
+    prior = data.curvature / n * (STEADY if released else 1.0)
     stiff = 0.0 if choice.penalty is None else choice.penalty * data.curvature
     rows = data.x[:, :0] if choice.penalty is None else data.x
 
@@ -356,19 +361,20 @@ def _fit(data: _Standard, choice: _Choice, start: _Fit | None = None) -> _Fit:
 
 
 def _stacked(data: _Standard, parts: Sequence[Floats]) -> Floats:
-    """Weights of an average of scores, the released ones first, of the least mean loss: held to equal ones by :data:`EVEN`,
-    and of few records to the released model by :data:`LEAD`."""
-    scores, start = np.stack(parts), np.zeros(len(parts))
-    start[0] = LEAD * (FEWEST / len(data.z)) ** 3  # of few records cross-validation tells little, and parts are many
+    """Mean of the weights of an average of scores, the calibrated ones first, under their posterior.
 
-    def objective(logs: Floats) -> tuple[float, Floats]:
-        weights = softmax(logs)
-        mean = np.tensordot(weights, scores, axes=1)
-        slopes = np.tensordot(scores, data.loss.gradient(mean, data.targets), axes=2) / len(mean)
-        off = logs - start
-        return data.mean_loss(mean) + 0.5 * EVEN * float(off @ off), weights * (slopes - weights @ slopes) + EVEN * off
-
-    found: Floats = softmax(minimize(objective, start, jac=True, method="L-BFGS-B").x)
+    By importance sampling from the prior and from all weights alike: the prior is all but certain of few records, and a
+    likelihood that contradicts it is to be heard.
+    """
+    scores, n, k = np.stack(parts), len(data.z), len(parts)
+    lead = 1.0 / (1.0 + (k - 1) * np.exp(-AHEAD / n))  # of few records cross-validation tells little
+    prior = PRIOR * np.array([lead, *[(1.0 - lead) / (k - 1)] * (k - 1)])
+    rng = np.random.default_rng(0)
+    drawn = np.concatenate([rng.dirichlet(prior, DRAWS), rng.dirichlet(np.ones(k), DRAWS)])
+    density = gammaln(PRIOR) - gammaln(prior).sum() - gammaln(k) + np.log(np.maximum(drawn, 1e-300)) @ (prior - 1.0)
+    losses = np.array([data.mean_loss(np.tensordot(weights, scores, axes=1)) for weights in drawn])
+    unit = 2.0 * losses.min() + SMALLEST if isinstance(data.loss, Squared) else 1.0  # errors' variance; others are -log p
+    found: Floats = softmax(log_expit(density) - n / unit * losses) @ drawn
     return found
 
 
