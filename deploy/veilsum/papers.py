@@ -31,6 +31,9 @@ MOST_DECIMALS = 20
 LARGEST_RATIO = 10_000
 """Ratios from here on are printed as being above."""
 
+KEPT, KEPT_WHOLE = r"\(n = [^)]*\)$|^P value$", r"<span style='white-space:nowrap'>\g<0></span>"
+"""Of a table's head what stays on one line, and how HTML says so."""
+
 RATIOS = {"odds_ratio": "OR", "rate_ratio": "Rate ratio", "hazard_ratio": "HR"}
 """What a paper calls ratios."""
 
@@ -70,7 +73,8 @@ class PaperTable:
         """A ``<table>`` with its title and notes, without a style of its own but for the rules and the indents."""
         rule, cell = "border-top:1.5px solid #000", "padding:.15rem .8rem .15rem "
         head = "".join(
-            f"<th style='{rule};border-bottom:.8px solid #000;{cell}0;text-align:left'>{html.escape(text)}</th>"
+            f"<th style='{rule};border-bottom:.8px solid #000;{cell}0;text-align:left'>"
+            f"{re.sub(KEPT, KEPT_WHOLE, html.escape(text))}</th>"
             for text in self.head
         )
         body = []

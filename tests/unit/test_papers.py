@@ -167,8 +167,10 @@ def test_an_epsilon_is_rounded_up_to_what_was_asked_for(epsilon: float, delta: f
     assert _cost(5.99999, 1e-5) == "ε = 6, δ = 0.00001"
 
 
-@given(st.floats(-50, 400), st.floats(0, 30), st.floats(0, 30))
-def test_missing_numbers_have_a_row_where_they_are_more_than_noise(absent: float, of_levels: float, of_count: float) -> None:
+@given(st.integers(-20, 120), st.integers(0, 30), st.integers(0, 30))
+@example(absent=70, of_levels=20, of_count=30)
+@example(absent=90, of_levels=20, of_count=30)
+def test_missing_numbers_have_a_row_where_they_are_more_than_noise(absent: int, of_levels: int, of_count: int) -> None:
     levels = [{"sex": level, "count": {"value": 200.0, "noise_error": of_levels}, "share": {"value": 0.5}} for level in "fm"]
     count, mean = {"value": 400.0 - absent, "noise_error": of_count}, {"value": 50.0, "noise_error": 0.1}
     numbers = [{"column": "age", "count": count, "mean": mean, "standard_deviation": mean}]
