@@ -87,18 +87,14 @@ class Rule:
 
     def _holds(self, value: object) -> bool:
         match self.kind, value:
-            case "octets", bytes():  # the frequent kinds first
-                return self.least <= len(value) <= self.most
+            case "octets", bytes() | memoryview():  # the frequent kinds first; a view is of who sends, or seen
+                return self.least <= (len(value) if isinstance(value, bytes) else value.nbytes) <= self.most
             case "text", str():
-                if value.isascii():
-                    return self.least <= len(value) <= self.most
-                return not _SURROGATES & set(value) and self.least <= len(value.encode()) <= self.most
+                return (value.isascii() or not _SURROGATES & set(value)) and self.least <= len(value.encode()) <= self.most
             case "number", int() if not isinstance(value, bool):
                 return 0 <= value <= self.most
             case "real", float():
                 return math.isfinite(value)
-            case "octets", memoryview():  # of who sends, or seen
-                return self.least <= value.nbytes <= self.most
             case "memory", Sealed():
                 return value.size <= self.most
         return False

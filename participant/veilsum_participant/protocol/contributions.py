@@ -89,8 +89,7 @@ class Contributions:
 
         Args:
             assignment: as it was read.
-            broadcast: the encoded broadcast that was fetched for it.
-            own: whether the site computed it, and held the assignment to its digest.
+            broadcast: encoded, as it was fetched, or ``own``: as the site computed it, and held the assignment to its digest.
 
         Raises:
             Refusal: the assignment is wrong, the ledger at fault, or policy or budget against it, all of which is found

@@ -66,6 +66,7 @@ class ParticipantCore:
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        self._following: Following | None = None
 
     @cached_property
     def membership(self) -> Membership:
@@ -87,13 +88,6 @@ class ParticipantCore:
         from veilsum_participant.protocol.openings import Openings
 
         return Openings(self.site)
-
-    @cached_property
-    def following(self) -> Following:
-        """What a site broadcasts to itself, in studies that declare their steps."""
-        from veilsum_participant.protocol.following import Following  # which verifies results, for studies that need it
-
-        return Following(self.site)
 
     def catch_up(self, channel: Channel) -> list[int]:
         """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
@@ -248,7 +242,7 @@ class ParticipantCore:
                 channel.confirm(key, directive.kind, number, attempt)
             case DirectiveKind.END:
                 self.membership.leave(key, StudyState.ENDED)
-                vars(self).pop("following", None)  # with the model that it holds
+                self._following = None  # with the model that it holds
                 channel.confirm(key, directive.kind, number, attempt)
             case _:
                 raise HostileInput("A directive has an unknown kind.")
@@ -310,7 +304,10 @@ class ParticipantCore:
             study = load_open_study(connection, self.site, key).study
         if followed(study) is None:
             return _needed(directive, ObjectKind.BROADCAST, channel), False
-        return self.following.broadcast(key, assignment, directive.object, channel.fetch), True
+        from veilsum_participant.protocol.following import Following  # which verifies results, for studies that need it
+
+        self._following = self._following or Following(self.site)
+        return self._following.broadcast(key, assignment, directive.object, channel.fetch), True
 
 
 def settled_entry(site: Site, coordinator: str) -> int:

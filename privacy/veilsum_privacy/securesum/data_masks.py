@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from veilsum_aggregation.arrays import Integers, Words, residues
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_privacy.securesum.key_shares import DATA, MemberMasks
 from veilsum_privacy.securesum.lanes import pack_lanes
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
@@ -20,4 +20,5 @@ def mask_values(values: Integers, plan: OneTimePlan, masks: MemberMasks) -> Word
     words = masks.all(DATA, plan.words, modulus)
     words[0] += np.uint64(1)
     words[1:] += pack_lanes(values, plan, plan.offset, modulus)
-    return residues(words, modulus)
+    words -= words // np.uint64(modulus) * np.uint64(modulus)
+    return words

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from veilsum_aggregation.arrays import Integers, Words, residues
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.contributions import Contribution, key_pads
 from veilsum_privacy.securesum.key_shares import self_masks
@@ -69,7 +69,7 @@ def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: byte
     words = self_masks(StreamPurpose.SELF_DATA, context, consents, plan.words, modulus)
     words[0] += np.uint64(plan.cohort)
     words[1:] += pack_lanes(values, plan, plan.cohort * plan.offset, modulus)  # within its reach a value fits its lane
-    residues(words, modulus)
+    words -= words // np.uint64(modulus) * np.uint64(modulus)
     bound, most = 1 << ring.share_bits(plan.cohort), ring.most_error(plan.cohort)
     share = np.append(keys, np.int64(plan.cohort)) % bound
     masks = self_masks(StreamPurpose.SELF_KEY, context, consents, ring.degree + 1, bound)
@@ -88,7 +88,7 @@ def opened_from_bytes(data: bytes | memoryview, plan: OneTimePlan, context: byte
                 raise HostileInput(f"A sum holds more error than {plan.cohort} contributions leave.")
             phase += prime  # the phase of a word near 0 may be negative
             phase += pad
-            coefficients[part] = residues(phase, ring.prime)
+            coefficients[part] = phase - phase // prime * prime
     total = Contribution((share.view(np.uint64) + masks) % np.uint64(bound), coefficients)
     return OpenedSum(total, words, values)
 

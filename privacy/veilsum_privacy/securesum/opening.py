@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import DTypeLike
 
-from veilsum_aggregation.arrays import Integers, Words, residues
+from veilsum_aggregation.arrays import Integers, Words
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.contributions import Contribution, key_pads
 from veilsum_privacy.securesum.key_shares import DATA, self_masks
@@ -158,7 +158,7 @@ def unmask_values(
     for start in range(0, plan.words, _BLOCK):  # a long vector is not held several times over
         total = WordStream.total([], streams, len(words[start : start + _BLOCK]), modulus)
         total += words[start : start + _BLOCK]
-        residues(total, modulus)
+        total -= total // np.uint64(modulus) * np.uint64(modulus)
         if start == 0 and int(total[0]) != plan.cohort:
             raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")
         found = unpack_lanes(total[1:] if start == 0 else total, plan, left)

@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Words, residues
+from veilsum_aggregation.arrays import Words
 
 SECRET_BYTES = 32
 
@@ -167,4 +167,4 @@ class WordStream:
             for change, some in ((np.add, words[:split]), (np.subtract, words[split:])):
                 if len(some):
                     change(total, some[0] if len(some) == 1 else some.sum(axis=0), out=total)
-        return residues(total, bound)
+        return total - total // np.uint64(bound) * np.uint64(bound)  # in a third of the time of its remainder
