@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from support.certificates import DAY, NOW, Forge, usage
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Role, federation_id, load_authority_certificate, verify_certificate
+from veilsum_node.identity.certificate import load_certificate
 
 FORGE = Forge()
 FOREIGN = Forge()
@@ -204,3 +205,18 @@ def test_openssl_agrees_on_the_fingerprint(tmp_path: Path) -> None:
     identity = verify_certificate(REFERENCE, FORGE.ca, NOW, None)
     assert hashlib.sha256(der).hexdigest() == identity.fingerprint
     assert load_der_public_key(der) == identity.public_key
+
+
+def test_a_certificate_that_is_loaded_has_a_key_that_can_be_read() -> None:
+    """Its key is of a kind that is not known, or not a point of its curve, if a byte of it is another one."""
+    whole, refused = FORGE.leaf(), 0
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        try:
+            loaded = load_certificate(bytes(changed))
+        except HostileInput:
+            refused += 1
+        else:
+            loaded.public_key()
+    assert 0 < refused < len(whole)

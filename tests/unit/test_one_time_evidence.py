@@ -26,6 +26,8 @@ from veilsum_privacy.results.proof_files import ReleaseProof
 from veilsum_privacy.results.sum_evidence import Evidence, Held
 from veilsum_privacy.results.whole_sums import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum.check_words import (
+    CHECK_BITS,
+    CHECKS,
     Signed,
     SumStatement,
     answer_words,
@@ -295,3 +297,14 @@ def test_bytes_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("support.one_time.draw_key", as_drawn_then)
     assert fixed_bytes() == GOLDEN
+
+
+@pytest.mark.parametrize("length", [1, 511, 513, 16384, 16385, 40000])
+def test_a_challenge_meets_every_word_once(length: int) -> None:
+    """Vectors of any length, in one piece or several, whose words are as large as they may be, against integers of Python."""
+    words = np.random.default_rng(length).integers(0, 1 << 52, length, dtype=np.uint64)
+    words[: length // 2] = (1 << 52) - 1
+    context, rho = bytes(32), bytes(range(32))
+    streams = [WordStream(rho, StreamPurpose.CHALLENGE, context, bytes([at]), bound=1 << CHECK_BITS) for at in range(CHECKS)]
+    whole = [sum(r * word for r, word in zip(each.take(length).tolist(), words.tolist(), strict=True)) for each in streams]
+    assert products(words, context, rho) == tuple(whole)

@@ -18,7 +18,7 @@ from support.studies import agreed
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_node.errors import RefusalCode
 from veilsum_participant.protocol import limits
-from veilsum_participant.protocol.limits import FACTORS, count_faults, kept_weights, weight_faults
+from veilsum_participant.protocol.limits import FACTORS, count_faults, kept_weights, sum_weights, weight_faults
 from veilsum_participant.settings.config import Policy
 from veilsum_participant.store.attempts import AttemptState, add_attempt
 from veilsum_privacy.computation.contribution import SitePlace
@@ -228,3 +228,15 @@ def test_what_the_next_round_is_held_to(cohort: tuple[int, ...] | None, factors:
     assert list(found) == [FACTORS]
     np.testing.assert_array_equal(found[FACTORS], factors)
     assert kept(training(strict=False)) == kept(training("plain").agreed.task("plain")) == {}
+
+
+def test_what_a_sum_weighs_its_members_with() -> None:
+    """A sum of vectors weighs each by its public factor, which nobody knows before the broadcast; one without factors by 1."""
+    names, factors = ("a", "b", "c"), np.array([0.2, 0.3, 0.5])
+    weighted, counted = AgreedStudy(compiled("fedavg")).task(LOCAL), AgreedStudy(compiled()).tasks[0]
+    plain: Any = SimpleNamespace(terms=SimpleNamespace(kind=weighted.terms.kind, weighted=False))
+    assert weighted.terms.weighted
+    assert sum_weights(weighted, names, factors) == {"a": 0.2, "b": 0.3, "c": 0.5}
+    assert sum_weights(weighted, names, None) is None
+    assert sum_weights(plain, names, None) == dict.fromkeys(names, 1.0)
+    assert sum_weights(counted, names, None) is None

@@ -121,7 +121,7 @@ def common_name(subject: x509.Name, what: str) -> str:
 
 
 def load_certificate(data: bytes, what: str = "certificate") -> x509.Certificate:
-    """Parse exactly one X.509 certificate, DER or PEM; nothing in it is verified.
+    """Parse exactly one X.509 certificate, DER or PEM, and its key; nothing in it is verified.
 
     Raises:
         HostileInput: anything else.
@@ -133,6 +133,7 @@ def load_certificate(data: bytes, what: str = "certificate") -> x509.Certificate
             (certificate,) = x509.load_pem_x509_certificates(data)
         else:
             certificate = x509.load_der_x509_certificate(data)
+        certificate.public_key()  # which is parsed no sooner, and may be of no kind and no point of its curve
     except Exception as error:  # the parser's faults are many and undocumented
         raise HostileInput(f"The {what} is not a single X.509 certificate.") from error
     return certificate

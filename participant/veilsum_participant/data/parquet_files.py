@@ -80,7 +80,7 @@ class ParquetReader(FileReader):
         return found
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        place, read = 0, list(asked.names)
+        place, given, read = 0, False, list(asked.names)
         with readable(self.file):
             for part in file_parts(self.file):
                 with unchanged(part, self.seen), open_parquet(part) as file:
@@ -90,10 +90,10 @@ class ParquetReader(FileReader):
                         if asked.wanted is None or asked.wanted(place, end):
                             for batch in file.iter_batches(asked.most, row_groups=groups, columns=read):
                                 yield SourcePart(_in_its_zone(pa.Table.from_batches([batch])), place)
-                                place += batch.num_rows
+                                place, given = place + batch.num_rows, True
                         place = end
                     empty = file.schema_arrow.empty_table().select(read)
-            if not place:
+            if not place or not (given or asked.wanted):  # a footer may state rows that no page has
                 yield SourcePart(_in_its_zone(empty))
 
 

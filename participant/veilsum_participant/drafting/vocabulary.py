@@ -119,7 +119,7 @@ def _read(path: Path) -> Iterator[_Concept]:
                 raise DataError(f"{path} is not a vocabulary of OMOP.", advice)
             for line, text in enumerate(file, 2):
                 cells = dict(zip(_HEADINGS, text.rstrip("\r\n").split("\t"), strict=False))
-                if len(cells) != len(_HEADINGS) or not cells["concept_id"].isdecimal():
+                if len(cells) != len(_HEADINGS) or not (cells["concept_id"].isdecimal() and len(cells["concept_id"]) < 20):
                     raise DataError(f"{path}: line {line} is not a concept.", "Download the vocabulary again.")
                 yield _concept(cells)
     except (OSError, UnicodeDecodeError) as error:

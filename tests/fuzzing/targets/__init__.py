@@ -19,6 +19,7 @@ TARGETS = {
     "npz": "data:Npz",
     "encoders": "programs:Encoders",
     "results": "results:Results",
+    "documents": "documents:Documents",
     "metrics": "sockets:MetricsEndpoint",
     "proxy": "sockets:ProxyAnswers",
     "coordinator": "coordinator:Coordinator",
