@@ -76,6 +76,13 @@ class FirstMoments:
         records, half = max(float(self.moments[0, 0]), 1.0), self.question.outcome.half
         return float(self.moments[0, -1]) / records * half, float(self.moments[-1, -1]) / records * half**2
 
+    @property
+    def lopsided(self) -> float:
+        """4 / (1 - m^2), m the mean of the outcome in [-1, 1]: of an event the inverse of its variance of 0 and 1."""
+        records = max(float(self.moments[0, 0]), 1.0)
+        mean = float(self.moments[0, -1]) / records
+        return 4.0 / max(1.0 - mean**2, 4.0 / records)
+
     @cached_property
     def sums(self) -> TermSums:
         """What the release tells of the outcome of odds, rates and hazards."""
@@ -147,7 +154,8 @@ def fit_newton(
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
     cells = Cells(family, gram, first.question.categories, most, offsets)
     offset = offsets[0] + offsets[1] ** 2 / 2.0
-    point, released = newton.first_point(family, gram, first.events, whiten, most, offset), list[NewtonRelease]()
+    least = newton.LEAST_MEAN if std > 0.0 else 0.0
+    point, released = newton.first_point(family, gram, first.events, whiten, most, offset, least), list[NewtonRelease]()
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
         released.append(newton_release(federation.sum(label, broadcast, members=first.release.cohort), point))
