@@ -149,7 +149,7 @@ def two_cells(gram: Floats, place: int) -> tuple[Floats, float]:
     """A number's two cells, which have its mean and variance in shares that its bounds and mean suggest: an indicator has its
     own two. Their mean terms (2, p), and the share of the upper one."""
     total = max(float(gram[0, 0]), 1.0)
-    mean, least = gram[0] / total, 1.0 / total
+    mean, least = gram[0] / total, min(1.0 / total, 0.5)
     share = min(max((1.0 + float(mean[place])) / 2.0, least), 1.0 - least)
     spread = math.sqrt(max(float(gram[place, place]) / total - float(mean[place]) ** 2, least))
     rows = np.array([mean, mean])

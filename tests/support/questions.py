@@ -154,13 +154,30 @@ QUESTIONS: Mapping[str, Question] = {
 """What is asked."""
 
 
-def answer(question: Question, name: str, frame: pd.DataFrame, epsilon: float | None, seed: int = 0) -> Result:
-    """A question's result on a data set, by its name and frame; it is one that can be stored."""
+def answer(
+    question: Question,
+    name: str,
+    frame: pd.DataFrame,
+    epsilon: float | None,
+    seed: int = 0,
+    ends: tuple[int, ...] | None = None,
+    most: int | None = None,
+) -> Result:
+    """A question's result on a data set, by its name and frame; it is one that can be stored.
+
+    Args:
+        ends: of each site's records but the last's; by default they are dealt evenly.
+        most: records of a site, if not as of the data set.
+    """
     schema = schema_of(name, question.schema)
+    schema = schema if most is None else schema.model_copy(update={"max_records": most})
     fixed = {"name": "edges", "method": question.method, "dataset": "d", "data": schema, "expected_records": 40}
     privacy = demand(epsilon).model_copy(update={"min_cohort": question.cohort})
     study = agreed(StudyRequest.model_validate({**fixed, "privacy": privacy, **question.asked}), list(SITES))
-    sites = split_records(records_of(frame, schema), 4)
+    records = records_of(frame, schema)
+    sites = split_records(records, 4)
+    if ends is not None:
+        sites = {site: records.take(part) for site, part in zip(SITES, np.split(np.arange(len(records)), ends), strict=True)}
     result = METHODS[question.method].run(federation(study, sites, seed, question.arrays))
     assert result_files(result)
     return result
