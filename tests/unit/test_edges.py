@@ -445,3 +445,32 @@ def test_a_category_called_missing_is_told_from_values_that_are() -> None:
     written = pd.read_csv(io.StringIO(records_csv(result.arrays[name], result.summary[name])), keep_default_na=False)
     assert set(written["arm"]) == {"a", "missing", ""}
     assert (written["arm"] == "").sum() == pytest.approx(wanted["no value"], abs=0.5 * wanted["no value"])
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("question", ["statistics", "linear", "poisson, robust", "cox"])
+@pytest.mark.parametrize("stated", [{"person": "first"}, {"person": "last"}, {"at_most": 3}], ids=str)
+def test_persons_of_one_record_and_of_a_thousand_count_as_stated(
+    question: str, stated: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A study of persons tells what one of the records that count of each tells."""
+    sizes = np.array([1000, 1, 1, 1000, 3, *([1] * 300), *([2] * 60)])
+    persons = np.repeat(np.arange(len(sizes)), sizes)
+    frame = typical(len(persons), 5)
+    own = pd.Series(persons).groupby(persons)
+    counts = own.cumcount(ascending=False) < 1 if stated.get("person") == "last" else own.cumcount() < stated.get("at_most", 1)
+    kept, asked = frame[counts.to_numpy()].reset_index(drop=True), QUESTIONS[question]
+    ends = tuple(np.searchsorted(persons, (1, 2, 100)).tolist())
+    of_persons = asked._replace(asked={**asked.asked, "parameters": {**asked.asked.get("parameters", {}), **stated}})
+    with np.errstate(all="ignore"):
+        found = answer(of_persons, "typical", frame, None, ends=ends, persons=persons)
+        expected = dict(figures(answer(asked, "typical", kept, None).summary))
+    summary = sound(found, None, caplog)
+    agrees_with(question, kept, summary, None)
+    told = dict(figures(summary))
+    assert told.keys() == expected.keys()
+    for path, figure in told.items():
+        assert ("value" in figure) == ("value" in expected[path]), path
+        if "value" in figure:
+            error = expected[path].get("sampling_error", 0.0)
+            assert figure["value"] == pytest.approx(expected[path]["value"], rel=2e-3, abs=max(0.01 * error, 2e-3)), path
