@@ -79,19 +79,7 @@ def padded(values: Floats, p: int) -> Floats:
     return np.pad(values, [(0, p - values.shape[0])] if values.ndim == 1 else [(0, 0), (0, p - values.shape[1])])
 
 
-LEAST_MEAN = 1e-3
-"""Of the largest mean of counts the least that a first point has, whatever the noise left of it."""
-
-
-def first_point(
-    family: Family,
-    gram: Floats,
-    outcomes: Floats,
-    whiten: Floats,
-    most: float,
-    offset: float = 0.0,
-    least: float = LEAST_MEAN,
-) -> Floats:
+def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, most: float, offset: float = 0.0) -> Floats:
     """gamma (k,) after one step from the model without terms.
 
     Args:
@@ -100,10 +88,9 @@ def first_point(
         whiten: W (p, k).
         most: largest mean of counts.
         offset: about what records' offsets add to the linear predictor.
-        least: of counts, the least mean that is gone from, as a share of the largest.
     """
     number = max(float(gram[0, 0]), 1e-9)
-    smallest, largest = (0.02, 0.98) if family == "logistic" else (max(least * most, 1e-9), most)
+    smallest, largest = (0.02, 0.98) if family == "logistic" else (1e-3 * most, most)
     mean = min(max(float(outcomes[0]) / number, smallest), largest)
     variance = mean * (1.0 - mean) if family == "logistic" else mean
     null = np.zeros(len(gram))

@@ -134,7 +134,7 @@ class RegressionParameters(Frozen):
         derive: ``[derive.NAME]`` tables.
         per: by numeric term, for a change of how many units a ratio is given, such as ``{ age = 10 }``; 1 by default.
         most: of ``poisson`` the largest mean of a record; by default half the largest count that the column can hold: of a
-            larger mean, many counts would lie beyond that. Without noise, where it costs nothing, the largest count.
+            larger mean, many counts would lie beyond that.
         reference: by category, the level that others are compared with, such as ``{ stage = "II" }``; by default the first.
         offset: of ``poisson``, a numeric column that is added to the linear predictor: the logarithm of the time, or of the
             number, that a record's count is of.
@@ -249,7 +249,7 @@ class Regression(Method[RegressionParameters]):
             derived=tuple(derived),
             offset=parameters.offset,
             family=family,
-            most=1.0 if family == "logistic" else parameters.most or question.outcome.high * (0.5 if private else 1.0),
+            most=1.0 if family == "logistic" else parameters.most or question.outcome.high / 2.0,
             length=(newton.REACH if private else newton.UNSHORTENED) * math.sqrt(len(question.terms) + 1),
             information_share=FREE_INFORMATION[family],
             excess_share=FREE_EXCESS[family] if private else 0.0,

@@ -154,8 +154,7 @@ def fit_newton(
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
     cells = Cells(family, gram, first.question.categories, most, offsets)
     offset = offsets[0] + offsets[1] ** 2 / 2.0
-    least = newton.LEAST_MEAN if std > 0.0 else 0.0
-    point, released = newton.first_point(family, gram, first.events, whiten, most, offset, least), list[NewtonRelease]()
+    point, released = newton.first_point(family, gram, first.events, whiten, most, offset), list[NewtonRelease]()
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
         released.append(newton_release(federation.sum(label, broadcast, members=first.release.cohort), point))
