@@ -157,24 +157,6 @@ def two_cells(gram: Floats, place: int) -> tuple[Floats, float]:
     return rows, share
 
 
-def mean_terms(gram: Floats, categories: Sequence[Sequence[int]]) -> Floats:
-    """Mean terms (m, p) of all records, and then of every cell that a single term tells apart from the others.
-
-    Args:
-        gram: A (p, p) of (1, terms), terms in [-1, 1].
-        categories: places of the terms that are levels of one category, whose first level has none.
-    """
-    mean = gram[0] / max(float(gram[0, 0]), 1.0)
-    rows = [mean[None]]
-    for places in categories:
-        levels = np.repeat(mean[None], len(places) + 1, axis=0)
-        levels[:, list(places)] = np.eye(len(places) + 1)[:, 1:]
-        rows.append(levels)
-    levelled = {place for places in categories for place in places}
-    rows += [two_cells(gram, place)[0] for place in range(1, len(gram)) if place not in levelled]
-    return np.vstack(rows)
-
-
 @dataclass(frozen=True)
 class Cells:
     """Of which records the terms are, as the first release tells it.

@@ -16,12 +16,14 @@ of a Poisson mean covers .93 or more from a mean of .05 on. From 25 events on an
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.cells import two_cells
 from veilsum_aggregation.figures import FLAT, Answer, NotEstimable, Test
 from veilsum_aggregation.regression import NO_REST, Fit
 
@@ -138,3 +140,21 @@ class RobustFit(Fit):
 def spread_of(mean: float, square: float, least: float) -> float:
     """The standard deviation of an outcome by its noised mean and mean square, at least ``least``."""
     return max(math.sqrt(max(square - mean**2, 0.0)), least)
+
+
+def mean_terms(gram: Floats, categories: Sequence[Sequence[int]]) -> Floats:
+    """Mean terms (m, p) of all records, and then of every cell that a single term tells apart from the others.
+
+    Args:
+        gram: A (p, p) of (1, terms), terms in [-1, 1].
+        categories: places of the terms that are levels of one category, whose first level has none.
+    """
+    mean = gram[0] / max(float(gram[0, 0]), 1.0)
+    rows = [mean[None]]
+    for places in categories:
+        levels = np.repeat(mean[None], len(places) + 1, axis=0)
+        levels[:, list(places)] = np.eye(len(places) + 1)[:, 1:]
+        rows.append(levels)
+    levelled = {place for places in categories for place in places}
+    rows += [two_cells(gram, place)[0] for place in range(1, len(gram)) if place not in levelled]
+    return np.vstack(rows)

@@ -13,11 +13,10 @@ from scipy import stats
 
 from support.studies import STAYS, agreed, demand, federation, split_records
 from veilsum.compile import StudyRequest
-from veilsum_aggregation.cells import mean_terms
 from veilsum_aggregation.figures import MODEL_ERRORS, Figure, NotEstimable
 from veilsum_aggregation.figures import Test as Wald
 from veilsum_aggregation.regression import LinearFit
-from veilsum_aggregation.robust import RobustFit
+from veilsum_aggregation.robust import RobustFit, mean_terms
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.study import Study

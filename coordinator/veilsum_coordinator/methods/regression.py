@@ -19,13 +19,12 @@ from pydantic import Field, ValidationError
 
 from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.cells import mean_terms
 from veilsum_aggregation.figures import MODEL_ERRORS, test_row
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
 from veilsum_aggregation.regression import Fit, LinearFit, UntoldFit
-from veilsum_aggregation.robust import RobustFit, spread_of
+from veilsum_aggregation.robust import RobustFit, mean_terms, spread_of
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, told_rows, told_tables
 from veilsum_coordinator.parts.clustered_errors import (
     LARGEST_RESIDUAL,
