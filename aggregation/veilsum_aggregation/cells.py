@@ -145,6 +145,18 @@ class Contrast:
         return (above.moved(one + self.share * off) - below.moved(other + (self.share - 1.0) * off)) / self.span
 
 
+def two_cells(gram: Floats, place: int) -> tuple[Floats, float]:
+    """A number's two cells, which have its mean and variance in shares that its bounds and mean suggest: an indicator has its
+    own two. Their mean terms (2, p), and the share of the upper one."""
+    total = max(float(gram[0, 0]), 1.0)
+    mean, least = gram[0] / total, min(1.0 / total, 0.5)
+    share = min(max((1.0 + float(mean[place])) / 2.0, least), 1.0 - least)
+    spread = math.sqrt(max(float(gram[place, place]) / total - float(mean[place]) ** 2, least))
+    rows = np.array([mean, mean])
+    rows[:, place] += [spread * math.sqrt((1.0 - share) / share), -spread * math.sqrt(share / (1.0 - share))]
+    return rows, share
+
+
 @dataclass(frozen=True)
 class Cells:
     """Of which records the terms are, as the first release tells it.
@@ -163,11 +175,15 @@ class Cells:
     most: float = math.inf
     offset: tuple[float, float] = (0.0, 0.0)
 
+    def beyond(self, at: Floats) -> float:
+        """The share of the records whose mean count exceeds M at coefficients (p,), if their linear predictors are normal."""
+        cell = self._cell(self.gram[0] / max(float(self.gram[0, 0]), 1.0), at, [])
+        return _normal((cell.at - math.log(self.most)) / max(cell.spread, 1e-9))
+
     def contrast(self, weights: Floats, path: Path) -> Contrast | None:
         """A combination (p,) of two levels, or of a number; None of any other.
 
-        A number is taken for two cells that have its mean and variance, in shares that its bounds and mean suggest: an
-        indicator has its own two.
+        A number is taken for two cells (:func:`two_cells`).
         """
         used = np.flatnonzero(weights)
         if not used.size or used[0] == 0:
@@ -179,14 +195,11 @@ class Cells:
                 return self._of_levels(weights, path, mean, list(places), total)
         if used.size > 1:
             return None
-        (place,), least = used, 1.0 / total
-        share = min(max((1.0 + float(mean[place])) / 2.0, least), 1.0 - least)
-        spread = math.sqrt(max(float(self.gram[place, place]) / total - float(mean[place]) ** 2, least))
-        rows = np.array([mean, mean])
-        rows[:, place] += [spread * math.sqrt((1.0 - share) / share), -spread * math.sqrt(share / (1.0 - share))]
+        place = int(used[0])
+        rows, share = two_cells(self.gram, place)
         if weights[place] < 0.0:
             rows, share = rows[::-1], 1.0 - share
-        return self._between(rows, weights, path, [int(place)], (share * total, (1.0 - share) * total))
+        return self._between(rows, weights, path, [place], (share * total, (1.0 - share) * total))
 
     def _of_levels(self, weights: Floats, path: Path, mean: Floats, places: list[int], total: float) -> Contrast | None:
         """The first level, which has no place, stands last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,13 +155,33 @@ QUESTIONS: Mapping[str, Question] = {
 """What is asked."""
 
 
-def answer(question: Question, name: str, frame: pd.DataFrame, epsilon: float | None, seed: int = 0) -> Result:
-    """A question's result on a data set, by its name and frame; it is one that can be stored."""
+def answer(
+    question: Question,
+    name: str,
+    frame: pd.DataFrame,
+    epsilon: float | None,
+    seed: int = 0,
+    ends: tuple[int, ...] | None = None,
+    most: int | None = None,
+    persons: NDArray[np.int64] | None = None,
+) -> Result:
+    """A question's result on a data set, by its name and frame; it is one that can be stored.
+
+    Args:
+        ends: of each site's records but the last's; by default they are dealt evenly.
+        most: records of a site, if not as of the data set.
+        persons: of whom the records are, in a study of persons; they never descend.
+    """
     schema = schema_of(name, question.schema)
+    schema = schema if most is None else schema.model_copy(update={"max_records": most})
     fixed = {"name": "edges", "method": question.method, "dataset": "d", "data": schema, "expected_records": 40}
-    privacy = demand(epsilon).model_copy(update={"min_cohort": question.cohort})
+    unit = {} if persons is None else {"unit": "subject"}
+    privacy = demand(epsilon).model_copy(update={"min_cohort": question.cohort, **unit})
     study = agreed(StudyRequest.model_validate({**fixed, "privacy": privacy, **question.asked}), list(SITES))
-    sites = split_records(records_of(frame, schema), 4)
+    records = replace(records_of(frame, schema), subjects=persons)
+    sites = split_records(records, 4)
+    if ends is not None:
+        sites = {site: records.take(part) for site, part in zip(SITES, np.split(np.arange(len(records)), ends), strict=True)}
     result = METHODS[question.method].run(federation(study, sites, seed, question.arrays))
     assert result_files(result)
     return result

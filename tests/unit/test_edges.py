@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from support.edges import DATA, typical
+from support.edges import DATA, LEVELS, typical
 from support.questions import QUESTIONS, answer, bounded, figures, truths
 from veilsum.exports import records_csv, tables_of
 from veilsum.forecasts import read_figures
@@ -30,6 +30,10 @@ def check(question: str, name: str, epsilon: float | None, caplog: pytest.LogCap
     """It raises nothing, the net under formulas has nothing to catch, and every figure is a number in its interval."""
     with caplog.at_level(logging.ERROR, "veilsum.coordinator"), np.errstate(all="ignore"):
         result = answer(QUESTIONS[question], name, DATA[name](RECORDS), epsilon)
+    return sound(result, epsilon, caplog)
+
+
+def sound(result: Result, epsilon: float | None, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     assert not [record.getMessage() for record in caplog.records]
     assert all(np.isfinite(values).all() for values in result.arrays.values())
     told = json.dumps(result.summary, allow_nan=False)
@@ -50,9 +54,13 @@ def check(question: str, name: str, epsilon: float | None, caplog: pytest.LogCap
 
 def agrees(question: str, name: str, summary: dict[str, Any], epsilon: float | None) -> int:
     """How many figures were held against an oracle."""
+    return agrees_with(question, DATA[name](RECORDS), summary, epsilon)
+
+
+def agrees_with(question: str, frame: pd.DataFrame, summary: dict[str, Any], epsilon: float | None) -> int:
     held = 0
     with np.errstate(all="ignore"):
-        for path, figure, truth in truths(question, DATA[name](RECORDS), summary):
+        for path, figure, truth in truths(question, frame, summary):
             if "not_estimable" in figure:
                 continue
             held += 1
@@ -96,6 +104,7 @@ SOME = (
     ("linear, robust", "collinear", 8.0),
     ("logistic, robust", "a level that nobody has", 8.0),
     ("poisson, robust", "constant", 8.0),
+    ("poisson, robust", "one record", None),
     ("logistic", "separated", None),
     ("logistic", "quasi-separated", 8.0),
     ("poisson", "a level that nobody has", 8.0),
@@ -126,6 +135,45 @@ def test_the_whole_matrix(question: str, caplog: pytest.LogCaptureFixture) -> No
             summary = check(question, name, epsilon, caplog)
             if name != "more than max_records":
                 agrees(question, name, summary, epsilon)
+
+
+UNEVEN = {
+    "one site with all but a few": {},
+    "a level of one record, at a site of one": {"sex": "x"},
+    "a stratum of one record": {"arm": "b"},
+    "an end at one small site": {"end": "moved"},
+}
+"""What the record of a site of one alone has."""
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("own", UNEVEN)
+@pytest.mark.parametrize(
+    "question",
+    [
+        "statistics",
+        "logistic",
+        "poisson",
+        "cox",
+        "difference of risk",
+        "linear, robust",
+        "linear, clustered",
+        "cox, clustered",
+    ],
+)
+def test_sites_of_next_to_all_records_and_of_one(question: str, own: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Sites of 3,000 records, one, none and five, of which the one has what nobody else has."""
+    frame = typical(3006, 3)
+    for column, level in UNEVEN[own].items():
+        others = frame[column].replace(level, next(other for other in LEVELS[column] if other != level))
+        frame = frame.assign(**{column: others.where(np.arange(len(frame)) != 3000, level)})
+    for epsilon in (None, 0.5, 8.0):
+        with caplog.at_level(logging.ERROR, "veilsum.coordinator"), np.errstate(all="ignore"):
+            result = answer(QUESTIONS[question], "typical", frame, epsilon, ends=(3000, 3001, 3001), most=3000)
+        summary = sound(result, epsilon, caplog)
+        assert agrees_with(question, frame, summary, epsilon) >= 50 * (question == "statistics")
+        for path, figure in figures(summary):
+            assert "value" not in figure or figure["low"] != figure["high"] or NO_LENGTH.search(path), path
 
 
 NO_LENGTH = re.compile(r"(correlation|auc|events)$|count|missing|records|predicted|cohort")
@@ -397,3 +445,32 @@ def test_a_category_called_missing_is_told_from_values_that_are() -> None:
     written = pd.read_csv(io.StringIO(records_csv(result.arrays[name], result.summary[name])), keep_default_na=False)
     assert set(written["arm"]) == {"a", "missing", ""}
     assert (written["arm"] == "").sum() == pytest.approx(wanted["no value"], abs=0.5 * wanted["no value"])
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("question", ["statistics", "linear", "poisson, robust", "cox"])
+@pytest.mark.parametrize("stated", [{"person": "first"}, {"person": "last"}, {"at_most": 3}], ids=str)
+def test_persons_of_one_record_and_of_a_thousand_count_as_stated(
+    question: str, stated: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A study of persons tells what one of the records that count of each tells."""
+    sizes = np.array([1000, 1, 1, 1000, 3, *([1] * 300), *([2] * 60)])
+    persons = np.repeat(np.arange(len(sizes)), sizes)
+    frame = typical(len(persons), 5)
+    own = pd.Series(persons).groupby(persons)
+    counts = own.cumcount(ascending=False) < 1 if stated.get("person") == "last" else own.cumcount() < stated.get("at_most", 1)
+    kept, asked = frame[counts.to_numpy()].reset_index(drop=True), QUESTIONS[question]
+    ends = tuple(np.searchsorted(persons, (1, 2, 100)).tolist())
+    of_persons = asked._replace(asked={**asked.asked, "parameters": {**asked.asked.get("parameters", {}), **stated}})
+    with np.errstate(all="ignore"):
+        found = answer(of_persons, "typical", frame, None, ends=ends, persons=persons)
+        expected = dict(figures(answer(asked, "typical", kept, None).summary))
+    summary = sound(found, None, caplog)
+    agrees_with(question, kept, summary, None)
+    told = dict(figures(summary))
+    assert told.keys() == expected.keys()
+    for path, figure in told.items():
+        assert ("value" in figure) == ("value" in expected[path]), path
+        if "value" in figure:
+            error = expected[path].get("sampling_error", 0.0)
+            assert figure["value"] == pytest.approx(expected[path]["value"], rel=2e-3, abs=max(0.01 * error, 2e-3)), path

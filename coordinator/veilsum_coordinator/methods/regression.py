@@ -24,9 +24,10 @@ from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
 from veilsum_aggregation.regression import Fit, LinearFit, UntoldFit
-from veilsum_aggregation.robust import RobustFit, spread_of
+from veilsum_aggregation.robust import RobustFit, mean_terms, spread_of
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, told_rows, told_tables
 from veilsum_coordinator.parts.clustered_errors import (
+    LARGEST_RESIDUAL,
     SCORES,
     cluster,
     linear_asked,
@@ -81,6 +82,9 @@ ALL_SLOPES = "all slopes are 0 (Wald)"
 
 SHARE = 0.2
 """Share of the budget."""
+
+BEYOND = 0.003
+"""Share of the records whose mean count exceeds the largest that is allowed, up to which a fit is hardly off."""
 
 PRODUCT_NOISE = 0.1
 """The bound of a score is so large that the noise of a variance is this share of it; it leaves most tails alone at least."""
@@ -314,7 +318,16 @@ class Regression(Method[RegressionParameters]):
         elif _is_robust(study) and isinstance(fit, NewtonFit | HazardFit):
             robustly = _robust(federation, moments, fit)
             tables = _told_twice(tables, told_rows(errors, partial(rows, robustly)), _robust_tests(tables, outcome, robustly))
+        if family == "poisson" and isinstance(fit, NewtonFit) and fit.cells and (share := fit.cells.beyond(fit.coefficients)):
+            _warn_of_most(tables[f"{QUERY} tests"], share, most)
         return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)}, {"coefficients": fit.coefficients})
+
+
+def _warn_of_most(tests: Sequence[Row], share: float, most: float) -> None:
+    """In the tests' notes, where so many records' means are taken as the largest that their slopes are off."""
+    for row in tests if share > BEYOND else ():
+        told = f"mean counts exceed {most:g} in about {share:.1%} of the records, which biases the fit: state a larger `most`"
+        row["note"] = "; ".join(text for text in (row["note"], told) if text)
 
 
 def _told_twice(tables: Mapping[str, list[Row]], rows: list[Row], tests: Sequence[Row] = ()) -> dict[str, list[Row]]:
@@ -427,8 +440,17 @@ def _is_robust(study: Study) -> bool:
 
 
 def _robust(federation: Federation, first: FirstMoments, fit: Fit) -> RobustFit:
-    spread = spread_of(*first.spread, math.sqrt(first.rate))
-    return robust(federation, first.release, fit, float(first.moments[0, 0]), spread)
+    found = robust(federation, first.release, fit, float(first.moments[0, 0]), spread_of(*first.spread, math.sqrt(first.rate)))
+    question, whiten = first.question, newton.whitening(first.gram, first.std, first.part.grain)
+    cells, levels = mean_terms(first.gram, question.categories), sum(len(places) + 1 for places in question.categories)
+    short = np.minimum(question.longest / np.linalg.norm(cells, axis=1), 1.0)
+    leverages, known = np.sum((cells @ whiten) ** 2, axis=1) * short**2 / max(found.records, 1.0), np.zeros(len(cells))
+    found = replace(found, cells=cells, leverages=leverages, known=known)
+    if not isinstance(fit, LinearFit):
+        return found
+    if question.event and first.std > 0.0:  # the risk of a level
+        known[1 : levels + 1] = (np.maximum(1.0 - (cells @ fit.coefficients) ** 2, 0.0) * leverages)[1 : levels + 1]
+    return replace(found, lopsided=first.lopsided, largest=LARGEST_RESIDUAL**2)
 
 
 def _score_releases(

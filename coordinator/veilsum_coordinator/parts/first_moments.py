@@ -76,6 +76,13 @@ class FirstMoments:
         records, half = max(float(self.moments[0, 0]), 1.0), self.question.outcome.half
         return float(self.moments[0, -1]) / records * half, float(self.moments[-1, -1]) / records * half**2
 
+    @property
+    def lopsided(self) -> float:
+        """4 / (1 - m^2), m the mean of the outcome in [-1, 1]: of an event the inverse of its variance of 0 and 1."""
+        records = max(float(self.moments[0, 0]), 1.0)
+        mean = float(self.moments[0, -1]) / records
+        return 4.0 / max(1.0 - mean**2, 4.0 / records)
+
     @cached_property
     def sums(self) -> TermSums:
         """What the release tells of the outcome of odds, rates and hazards."""
