@@ -23,7 +23,7 @@ from veilsum_coordinator.service import server as server_module
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.identity import Credentials
 from veilsum_node.telemetry import log_floods
-from veilsum_node.telemetry.log_writing import LogSettings, start_logging
+from veilsum_node.telemetry.log_writing import LogSettings
 from veilsum_node.transport import dialling
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.route import Proxy, Route
@@ -195,7 +195,7 @@ def log_file(tmp_path: Path) -> Iterator[Path]:
     """The log as a coordinator's process writes it."""
     root, own = logging.getLogger(), logging.getLogger("veilsum")
     kept = root.handlers[:], root.level, own.level, logging.raiseExceptions
-    start_logging(LogSettings(file=tmp_path / "log"))
+    log_floods.start_bounded_logging(LogSettings(file=tmp_path / "log"))
     yield tmp_path / "log"
     root.handlers[:], logging.raiseExceptions = kept[0], kept[3]
     root.setLevel(kept[1])

@@ -28,8 +28,7 @@ from veilsum_coordinator.service.endings import HEARD_SECONDS
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import study_status
 from veilsum_node.errors import HostileInput
-from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_node.transport.connection import spread
+from veilsum_node.randomness import SYSTEM_RANDOM, spread
 from veilsum_proto import federation_pb2 as pb
 
 KEY = bytes(32)

@@ -481,6 +481,14 @@ def test_the_mirror_is_found_by_its_configuration(played: Files, tmp_path: Path,
     assert "shown to north, south, east, west" in run(capsys, "show", "--config", config)[1]
     code, _, err = run(capsys, "report", "--config", config, "--out", tmp_path / "x.html")
     assert (code, "mirror" in err, (tmp_path / "x.html").exists()) == (2, True, False)
+    body = shown(capsys, "ledger", "export", "--config", config, "--out", tmp_path / "ledger.jsonl")
+    mirror = tmp_path / "mirror.jsonl"
+    assert shown(capsys, "coordinator", "mirror", "--config", config, "--out", mirror)["entries"] == body["entries"]
+    assert mirror.read_bytes() == (tmp_path / "ledger.jsonl").read_bytes()  # by the command that a coordinator alone has
+    code, _, err = veilsum(capsys, "coordinator", "mirror", "--config", config, "--out", mirror)
+    assert (code, "--force" in err) == (2, True)
+    compared = ("--authority", played.authority, "--against", mirror)
+    assert shown(capsys, "ledger", "verify", played.state("north"), *compared)["valid"]
 
 
 def test_a_databases_password_is_not_shown() -> None:

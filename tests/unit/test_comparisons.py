@@ -81,6 +81,8 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/store/": "columns of a query",
     "privacy/veilsum_privacy/dossier/ledgers.py": "hashes of ledger entries",
     "participant/veilsum_participant/session/hooks.py": "digests of studies",
+    "participant/veilsum_participant/worker/compiling.py": "digests of studies",
+    "participant/veilsum_participant/worker/elsewhere.py": "digests of studies",
     "participant/veilsum_participant/settings/encoder_files.py": "the digest of a file beside the one of a signed study",
     "participant/veilsum_participant/cli/": "what its own operator typed",
     "participant/veilsum_participant/console/": "digests of studies and of the text that a page showed",

@@ -23,7 +23,6 @@ from veilsum_privacy.ledger.tables import receipt_table
         (studies._SIGNED_STUDIES, "participant_study_status"),
         (studies._OPEN_STUDIES, "participant_study_status"),
         (attempts._LATE, "participant_attempt_open"),
-        (attempts._ANY, "participant_attempt"),
         (attempts._TALLY, "COVERING INDEX participant_attempt_label"),
         (attempts._TALLY_PRESENT, "participant_attempt_round"),
         (attempts._PAID_ATTEMPT, "participant_attempt_round"),

@@ -129,6 +129,23 @@ def retire(
     print_rows(rows, title="Deleted", as_json=as_json, empty=f"No study expired {days} days ago or earlier.")
 
 
+@app.command()
+def mirror(
+    out: Annotated[Path, typer.Option("--out", help="The file to write, in JSON Lines.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    config: ConfigOption = Path("coordinator.toml"),
+    as_json: JsonOption = False,
+) -> None:
+    """Export the mirror of what sites spent, beside the running coordinator: sites compare or recover their ledgers by it."""
+    from veilsum_node.process.new_files import new_file
+    from veilsum_privacy.dossier.ledgers import open_source
+    from veilsum_privacy.ledger import write_jsonl
+
+    with open_source(_load(config).database_place) as reader, new_file(out, force=force) as file:
+        entries = write_jsonl(reader, file)
+    print_fields({"mirror": str(out), "entries": entries}, title="Exported", as_json=as_json)
+
+
 @contextmanager
 def _held(config: Path, wanted: str) -> Iterator[tuple[Database, Path, HeldStudy]]:
     """The coordinator's database, the folder of its results, and a study that it holds."""
