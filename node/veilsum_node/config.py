@@ -137,6 +137,7 @@ def validate(
     Raises:
         ConfigurationError: as :func:`load_toml`.
     """
+    refuse_zeros(value, source)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -144,6 +145,23 @@ def validate(
         text = "".join(f"\n  {problem}" for problem in problems)
         what = "has a problem" if len(problems) == 1 else f"has {len(problems)} problems"
         raise ConfigurationError(f"{source} {what}:{text}") from error
+
+
+def refuse_zeros(value: Mapping[str, Any], source: str) -> None:
+    """Refuse a text with the character U+0000: no path or address holds it, and a file so called cannot even be looked for.
+
+    Raises:
+        ConfigurationError: there is one; the message names its key.
+    """
+    rest: list[tuple[Any, Any]] = [("", value)]  # in a loop: dotted keys nest deeper than calls may
+    while rest:
+        key, item = rest.pop()
+        if isinstance(item, str) and "\0" in item:
+            raise ConfigurationError(f"{source}: {key} holds the character U+0000.", "Leave that character out.")
+        if isinstance(item, Mapping):
+            rest += item.items()
+        elif isinstance(item, list | tuple):
+            rest += [(key, each) for each in item]
 
 
 def explain(

@@ -114,7 +114,7 @@ class Federation:
     def processes_of(self, name: str) -> set[str]:
         """Modules of what a site's process started, its own for the fork that is the guard."""
         lines = [child.cmdline() for child in psutil.Process(self.processes[name].pid).children()]
-        return {line[3] for line in lines} & PARTS
+        return {part for line in lines for part in line[3:4]} & PARTS  # what is only just forked or has ended may have none
 
     def kinds(self, name: str) -> list[Kind]:
         """Kinds of the entries of a site's ledger, once it was verified."""

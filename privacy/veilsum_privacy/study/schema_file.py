@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from veilsum_node.config import did_you_mean, read_toml, validate
+from veilsum_node.config import did_you_mean, read_toml, refuse_zeros, validate
 from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.identity.files import read_file, stated_file
 from veilsum_privacy.study.schema import MAX_CODES, DatasetSchema
@@ -38,6 +38,7 @@ def with_groups(schema: Mapping[str, Any], base: Path, source: str) -> Mapping[s
     Raises:
         ConfigurationError: a file of groups cannot be read, is none, or is another than its digest says.
     """
+    refuse_zeros(schema, source)
     columns = schema.get("columns")
     if not isinstance(columns, list):
         return schema

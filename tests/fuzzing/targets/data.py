@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import zipfile
 
@@ -11,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from fuzzing.driver import Unexpected
-from fuzzing.mutation import EDGES, mutate_bytes, mutate_text
+from fuzzing.mutation import EDGES, json_value, mutate_bytes, mutate_json, mutate_text, write_json
 from fuzzing.targets.base import Corpus
 from veilsum_node.errors import DataError
 from veilsum_participant.data.check import check_dataset
 from veilsum_participant.data.encode import load_records
 from veilsum_participant.data.sources import check_structure
+from veilsum_participant.settings.query import SourceQuery
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 SCHEMA = DatasetSchema(
@@ -135,3 +137,62 @@ class Npz(_Files):
                 archive.writestr(f"{member}.npy", content)
         data = buffer.getvalue()
         return mutate_bytes(rng, data) if rng.random() < 0.3 else data
+
+
+class Ndjson(_Files):
+    """JSON in lines and in one document, through a query; a whole line after all that came before is a record of its own."""
+
+    name, readers = "ndjson", 4
+    last = '{"age": 33.5, "sex": "m", "x": 0.125, "y": "2", "who": "last"}'
+    text = "SELECT " + ", ".join(f"json->>'$.{name}' AS {name}" for name in COLUMNS) + " FROM t"  # noqa: S608
+
+    def __init__(self) -> None:
+        super().__init__()
+        rows = [dict(zip(COLUMNS, map(str, row), strict=True)) for row in zip(*COLUMNS.values(), strict=True)]
+        lines = "\n".join(map(json.dumps, rows)) + "\n"
+        odd = '{"age": 1e400, "sex": "\\ud800", "x": null, "y": 1, "y": 2}\n{"age": {"a": [1]}, "x": -0.0}\n[1]\n"t"\n'
+        for reader, seeds in enumerate(self.seeds):
+            if reader < 2:
+                seeds += [text.encode(code) for text in (lines, odd) for code in ("utf-8", "utf-8-sig", "latin-1")]
+            else:
+                seeds += [
+                    json.dumps(value).encode(code) for value in (rows, rows[0], [[rows]], 1) for code in ("utf-8", "utf-16")
+                ]
+
+    def build(self, rng: random.Random, reader: int) -> bytes | None:
+        text = rng.choice(self.seeds[reader]).decode("utf-8", "replace")
+        match rng.randrange(5):
+            case 0:
+                return mutate_text(rng, mutate_text(rng, text)).encode("utf-8", "surrogatepass")
+            case 1:
+                lines = text.splitlines() or [""]
+                at = rng.randrange(len(lines))
+                try:
+                    lines[at] = write_json(mutate_json(rng, json.loads(lines[at]))).decode("utf-8", "surrogateescape")
+                except (ValueError, RecursionError):
+                    lines[at] = json.dumps(json_value(rng))
+                return "\n".join(lines).encode("utf-8", "surrogateescape")
+            case 2:
+                deep = rng.choice(("[", '{"a":', '{"age":[')) * rng.choice((3, 900, 20_000))
+                return (deep + text).encode("utf-8", "surrogatepass")
+            case 3:
+                return text.encode(rng.choice(("utf-16", "utf-16-be", "utf-32", "utf-7")), "replace")
+        return None
+
+    def read(self, reader: int, data: bytes) -> None:
+        name, whole = (f"t{'.json' if reader > 1 else '.ndjson'}", data)
+        if reader < 2:
+            whole += b"\n" + self.last.encode()
+        query = SourceQuery("records", self.text, files={"t": self.file(name, whole)})
+        check_structure(query, SCHEMA, subject="who")
+        try:
+            if reader % 2:
+                check_dataset(query, SCHEMA, subject="who")
+                return
+            records, _ = load_records(query, SCHEMA, "who")
+        except DataError as error:
+            raise Unexpected("a record decides whether the file is read") from error
+        if not np.isfinite(records.features).all() or np.abs(records.features).max(initial=0.0) > 1.0:
+            raise Unexpected("a feature outside [-1, 1]")
+        if reader == 0 and not (records.features[:, -1] == 0.125).any():
+            raise Unexpected("a line takes another one with it")

@@ -65,7 +65,8 @@ class Participant(Target):
 
     def _spoilt(self, rng: random.Random, kind: int) -> bytes:
         stage = self.stage
-        current = stage.hub.studies[stage.key].machine.round
+        entry = stage.hub.studies.get(stage.key)  # the hub lets go of a study whose end is stored
+        current = entry.machine.round if entry is not None else None
         number, attempt = current.present if current is not None else (0, 0)
         try:
             whole = stage.hub.objects.fetch("a", kind, stage.key, number, attempt)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 from fuzzing.driver import Unexpected
 from fuzzing.mutation import ODD_TEXTS, mutate_text
@@ -13,7 +14,7 @@ from support.federation import make_bed, make_data
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_node.overrides import effective, load_settings
+from veilsum_node.overrides import Loaded, effective, load_settings
 from veilsum_node.transport.route import read_roots
 from veilsum_participant.settings.config import ParticipantConfig, load_participant_config
 
@@ -26,7 +27,7 @@ proxy_user = "site"
 proxy_password_file = "password"
 
 [log]
-target = "stderr"
+level = "debug"
 format = "json"
 
 [metrics]
@@ -51,7 +52,7 @@ noise = ["distributed", "local"]
 max_epsilon = 1.5
 
 [policy.trusted]
-north = "aa"
+north = "abababababababababababababababababababababababababababababababab"
 """
 COORDINATOR = """
 listen = "0.0.0.0:8461"
@@ -79,6 +80,8 @@ class Configuration(Corpus):
     def __init__(self) -> None:
         super().__init__()
         self.seeds = [[PARTICIPANT.encode()], [COORDINATOR.encode()]]
+        for reader, (whole,) in enumerate(self.seeds):
+            self.read(reader, whole)  # what is spoilt is valid
 
     def build(self, rng: random.Random, reader: int) -> bytes | None:
         if rng.random() < 0.3:
@@ -113,6 +116,7 @@ class Environment(Corpus):
 
     name = "environment"
     readers = 2
+    models: tuple[type[ParticipantConfig], type[CoordinatorConfig]] = ParticipantConfig, CoordinatorConfig
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,6 +130,8 @@ class Environment(Corpus):
             ],
             [b"VEILSUM__WAITS__ENROL\x0030", b"VEILSUM__WAITS\0{enrol=1}", b"VEILSUM__DATABASE_FILE\0value"],
         ]  # fmt: skip
+        for reader, path in enumerate(self.paths):
+            load_settings(path, self.models[reader], environment={})  # what is overridden is valid
 
     def build(self, rng: random.Random, reader: int) -> bytes | None:
         name, _, value = rng.choice(self.seeds[reader]).partition(b"\0")
@@ -145,8 +151,7 @@ class Environment(Corpus):
     def read(self, reader: int, data: bytes) -> None:
         name, _, value = data.partition(b"\0")
         variables = {os.fsdecode(name): os.fsdecode(value.replace(b"\0", b""))}
-        model = ParticipantConfig if reader == 0 else CoordinatorConfig
-        loaded = load_settings(self.paths[reader], model, environment=variables)
+        loaded: Loaded[Any] = load_settings(self.paths[reader], self.models[reader], environment=variables)
         effective(loaded)
 
 
