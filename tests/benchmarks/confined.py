@@ -9,12 +9,14 @@ first three, and of each process. A start is counted until every site has its se
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import psutil
 from benchmarks.step_process import WARM
 from benchmarks.steps import records_of
 from support.federation import make_request, schema_of
+from support.network import wait_for
 from support.processes import OVER, Process, Processes
 from veilsum_coordinator.protocol.settings import Waits
 
@@ -79,8 +82,9 @@ def _of_study(parties: Processes, request: Any) -> dict[str, Any]:
             ends.append({name: looked_at(process) for name, process in parties.participants.items()})
         time.sleep(0.05)
     assert shown.phase == "finished", shown.reason
+    wait_for(lambda: not any(_compiles(process) for process in parties.participants.values()), "the study's end at the sites")
     for kind, names in kinds.items():
-        shares = [_share(parties.participants[name]) for name in names]
+        shares = [_settled(parties.participants[name]) for name in names]
         found[kind]["after the study, MiB with shared pages divided"] = sum(shares) / len(shares)
     first, last, counted = ends[WARM - 1], ends[-1], len(ends) - WARM
     for kind, names in kinds.items():
@@ -117,6 +121,23 @@ def _role(one: psutil.Process, whole: psutil.Process) -> str:
 
 def _cpu(figures: Mapping[str, Counter[str]]) -> float:
     return sum(own["user ms"] + own["system ms"] for own in figures.values())
+
+
+def _compiles(process: Process) -> bool:
+    """Whether what traces a study is there, which ends with it."""
+    whole = psutil.Process(process.pid)
+    with suppress(psutil.NoSuchProcess, ValueError):  # one that has not begun or has ended
+        return any(_role(one, whole).endswith("compiler_main") for one in whole.children(recursive=True))
+    return True
+
+
+def _settled(process: Process) -> float:
+    """Its memory once no more is given back."""
+    before, share = math.inf, _share(process)
+    while before - share > 1.0:
+        time.sleep(1.0)
+        before, share = share, _share(process)
+    return share
 
 
 def _share(process: Process) -> float:

@@ -241,8 +241,8 @@ class ParticipantCore:
                 self.openings.on_released(key, attempt)
                 channel.confirm(key, directive.kind, number, attempt)
             case DirectiveKind.END:
-                self.membership.leave(key, StudyState.ENDED)
                 self._following = None  # with the model that it holds
+                self.membership.leave(key, StudyState.ENDED)
                 channel.confirm(key, directive.kind, number, attempt)
             case _:
                 raise HostileInput("A directive has an unknown kind.")
