@@ -171,9 +171,11 @@ def test_sites_of_next_to_all_records_and_of_one(question: str, own: str, caplog
         with caplog.at_level(logging.ERROR, "veilsum.coordinator"), np.errstate(all="ignore"):
             result = answer(QUESTIONS[question], "typical", frame, epsilon, ends=(3000, 3001, 3001), most=3000)
         summary = sound(result, epsilon, caplog)
-        assert agrees_with(question, frame, summary, epsilon) >= 50 * (question == "statistics")
+        told = agrees_with(question, frame, summary, epsilon)
+        assert told >= (50 if epsilon is None else 30) * (question == "statistics")  # noise hides some
         for path, figure in figures(summary):
-            assert "value" not in figure or figure["low"] != figure["high"] or NO_LENGTH.search(path), path
+            if "value" in figure and figure["low"] is not None:  # of one record there is no end
+                assert figure["low"] != figure["high"] or NO_LENGTH.search(path), path
 
 
 NO_LENGTH = re.compile(r"(correlation|auc|events)$|count|missing|records|predicted|cohort")
