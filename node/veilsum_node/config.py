@@ -147,8 +147,12 @@ def validate(
         raise ConfigurationError(f"{source} {what}:{text}") from error
 
 
+_OF_RECORDS = ("columns", "missing")
+
+
 def refuse_zeros(value: Mapping[str, Any], source: str) -> None:
     """Refuse a text with the character U+0000: no path or address holds it, and a file so called cannot even be looked for.
+    What records hold may have it.
 
     Raises:
         ConfigurationError: there is one; the message names its key.
@@ -159,7 +163,7 @@ def refuse_zeros(value: Mapping[str, Any], source: str) -> None:
         if isinstance(item, str) and "\0" in item:
             raise ConfigurationError(f"{source}: {key} holds the character U+0000.", "Leave that character out.")
         if isinstance(item, Mapping):
-            rest += item.items()
+            rest += [(name, each) for name, each in item.items() if name not in _OF_RECORDS]
         elif isinstance(item, list | tuple):
             rest += [(key, each) for each in item]
 

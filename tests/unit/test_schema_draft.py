@@ -267,6 +267,7 @@ TYPES = st.sampled_from(["number", "radio", "date", "text", "checkbox", "calc", 
         st.tuples(TEXT, TYPES, TEXT, TEXT | st.floats().map(str), TEXT | st.floats().map(str), TEXT, TEXT), max_size=4
     )
 )
+@example(rows=[("\0", "number", "", "", "", "", "")])
 def test_every_draft_that_is_filled_in_is_a_schema(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]
 ) -> None:

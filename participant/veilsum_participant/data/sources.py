@@ -226,7 +226,8 @@ def asked_query(source: Source) -> SourceQuery | None:
 def changed(source: Source) -> DataError:
     """The error where a source has other rows than a moment ago."""
     if asked_query(source) is not None:
-        return DataError(f"{source}: yields other rows than a moment ago.", "It must not depend on chance or on the time.")
+        advice = "It must not depend on chance or on the time, and its files must not be written to."
+        return DataError(f"{source}: yields other rows than a moment ago.", advice)
     return written_to(source)
 
 

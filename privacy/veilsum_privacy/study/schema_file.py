@@ -38,7 +38,6 @@ def with_groups(schema: Mapping[str, Any], base: Path, source: str) -> Mapping[s
     Raises:
         ConfigurationError: a file of groups cannot be read, is none, or is another than its digest says.
     """
-    refuse_zeros(schema, source)
     columns = schema.get("columns")
     if not isinstance(columns, list):
         return schema
@@ -48,6 +47,7 @@ def with_groups(schema: Mapping[str, Any], base: Path, source: str) -> Mapping[s
 def _with_groups(column: Any, base: Path, source: str) -> Any:
     if not isinstance(column, dict) or not isinstance(named := column.get("groups"), dict):
         return column
+    refuse_zeros(named, source)
     where = f"{source}, column {column.get('name')!r}, groups"
     if unknown := sorted(named.keys() - {"file", "sha256"}):
         raise ConfigurationError(f"{where}: unknown key {unknown[0]!r}.", did_you_mean(unknown[0], ("file", "sha256")))
