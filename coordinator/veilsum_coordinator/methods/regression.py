@@ -2,9 +2,8 @@
 
 A first release gives the second moments of terms and outcome, which is a linear regression already; odds, rates and hazards
 take three more, each a Newton step in coordinates that the first one whitened (:mod:`veilsum_aggregation.newton`,
-:mod:`veilsum_aggregation.hazards`). Errors clustered by site take one more (:mod:`veilsum_aggregation.clustered`).
-
-Robust errors of a regression: one more release, of the products of records' scores at the estimate, over all sites.
+:mod:`veilsum_aggregation.hazards`). Errors clustered by site, and robust ones, take one more
+(:mod:`veilsum_coordinator.parts.clustered_errors`, :mod:`veilsum_coordinator.parts.robust_errors`).
 """
 
 import math
@@ -21,21 +20,12 @@ from veilsum_aggregation import families, newton
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import MODEL_ERRORS, test_row
 from veilsum_aggregation.hazards import HazardFit
-from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
-from veilsum_aggregation.regression import Fit, LinearFit, UntoldFit
-from veilsum_aggregation.robust import RobustFit, mean_terms, spread_of
+from veilsum_aggregation.regression import Fit, UntoldFit
+from veilsum_aggregation.robust import RobustFit
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, told_rows, told_tables
-from veilsum_coordinator.parts.clustered_errors import (
-    LARGEST_RESIDUAL,
-    SCORES,
-    cluster,
-    linear_asked,
-    linear_scores,
-    newton_asked,
-    score_release,
-)
-from veilsum_coordinator.parts.federation import Federation, Release, released_noise
+from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, linear_scores, score_release
+from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.first_moments import FirstMoments, fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
@@ -56,8 +46,9 @@ from veilsum_coordinator.parts.query_requests import (
     expand,
     weigh,
 )
+from veilsum_coordinator.parts.robust_errors import is_robust, product_release, robust
 from veilsum_node.config import explain
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.persons import Reduction
 from veilsum_privacy.results.result import Result
@@ -71,23 +62,14 @@ from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
-from veilsum_privacy.tasks.site_scores import SCALE, ScoreProducts, SiteScoresParameters
+from veilsum_privacy.tasks.site_scores import SiteScoresParameters
 from veilsum_privacy.tasks.tables import questions_of
-
-PRODUCTS = "score-products"
-"""Label of the release."""
 
 ALL_SLOPES = "all slopes are 0 (Wald)"
 """Name of a test."""
 
-SHARE = 0.2
-"""Share of the budget."""
-
 BEYOND = 0.003
 """Share of the records whose mean count exceeds the largest that is allowed, up to which a fit is hardly off."""
-
-PRODUCT_NOISE = 0.1
-"""The bound of a score is so large that the noise of a variance is this share of it; it leaves most tails alone at least."""
 
 Row = dict[str, Any]
 
@@ -267,7 +249,7 @@ class Regression(Method[RegressionParameters]):
         outcome, reference = study.parameters["outcome"], study.parameters.get("reference", {})
         about = {"query": QUERY, "kind": family, "over": ", ".join(question.query.over), "where": question.query.where}
         clustered = any(task.label == SCORES for task in study.tasks)
-        errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
+        errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
         (asked,) = (each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if isinstance(each, LinearRegression))
         moments = FirstMoments(first, asked)
@@ -280,8 +262,8 @@ class Regression(Method[RegressionParameters]):
             if clustered and linear.drowned is None:
                 told_apart = cluster(federation, first, linear)
                 tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, told_apart, reference)))
-            elif _is_robust(study) and linear.drowned is None:
-                robustly = _robust(federation, moments, linear)
+            elif is_robust(study) and linear.drowned is None:
+                robustly = robust(federation, moments, linear)
                 with_robust = told_rows(errors, partial(question.answer, part, robustly, reference))
                 tables = _told_twice(tables, with_robust, _robust_tests(tables, outcome, robustly))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
@@ -315,8 +297,8 @@ class Regression(Method[RegressionParameters]):
         if clustered and isinstance(fit, NewtonFit | HazardFit):
             told_apart = cluster(federation, first, fit, moments.rate)
             tables = _told_twice(tables, told_rows(errors, partial(rows, told_apart)))
-        elif _is_robust(study) and isinstance(fit, NewtonFit | HazardFit):
-            robustly = _robust(federation, moments, fit)
+        elif is_robust(study) and isinstance(fit, NewtonFit | HazardFit):
+            robustly = robust(federation, moments, fit)
             tables = _told_twice(tables, told_rows(errors, partial(rows, robustly)), _robust_tests(tables, outcome, robustly))
         if family == "poisson" and isinstance(fit, NewtonFit) and fit.cells and (share := fit.cells.beyond(fit.coefficients)):
             _warn_of_most(tables[f"{QUERY} tests"], share, most)
@@ -435,24 +417,6 @@ def _steps(study: Study) -> tuple[str, ...]:
     return tuple(label for label in EXACT_STEPS if label in declared)
 
 
-def _is_robust(study: Study) -> bool:
-    return any(task.label == PRODUCTS for task in study.tasks)
-
-
-def _robust(federation: Federation, first: FirstMoments, fit: Fit) -> RobustFit:
-    found = robust(federation, first.release, fit, float(first.moments[0, 0]), spread_of(*first.spread, math.sqrt(first.rate)))
-    question, whiten = first.question, newton.whitening(first.gram, first.std, first.part.grain)
-    cells, levels = mean_terms(first.gram, question.categories), sum(len(places) + 1 for places in question.categories)
-    short = np.minimum(question.longest / np.linalg.norm(cells, axis=1), 1.0)
-    leverages, known = np.sum((cells @ whiten) ** 2, axis=1) * short**2 / max(found.records, 1.0), np.zeros(len(cells))
-    found = replace(found, cells=cells, leverages=leverages, known=known)
-    if not isinstance(fit, LinearFit):
-        return found
-    if question.event and first.std > 0.0:  # the risk of a level
-        known[1 : levels + 1] = (np.maximum(1.0 - (cells @ fit.coefficients) ** 2, 0.0) * leverages)[1 : levels + 1]
-    return replace(found, lopsided=first.lopsided, largest=LARGEST_RESIDUAL**2)
-
-
 def _score_releases(
     parameters: RegressionParameters,
     step: NewtonStepParameters | HazardStepParameters | SiteScoresParameters,
@@ -472,51 +436,3 @@ def _rows(fit: Fit, question: LinearRegression, name: str, told: Mapping[str, An
             continue
         row: Row = {"term": found.term, "per": found.per, name: found.answer.exponential().to_json()}
         yield row | {"log": found.answer.to_json()} | told_of(found)
-
-
-def product_release(step: NewtonStepParameters | HazardStepParameters | SiteScoresParameters, others: float) -> TaskPlan:
-    """The release.
-
-    Args:
-        step: what the fit's last step computes, or of a linear model the scores' own parameters.
-        others: sum of the shares of the fit's releases.
-
-    Raises:
-        ConfigurationError: it is a model of hazards.
-    """
-    if isinstance(step, HazardStepParameters):
-        raise ConfigurationError("A Cox regression has no robust errors.", 'Leave out errors = "robust".')
-    parameters = step
-    if isinstance(step, NewtonStepParameters):
-        parameters = SiteScoresParameters.model_validate(step.model_dump(exclude={"information_share", "excess_share"}))
-    return TaskPlan(PRODUCTS, "score-products", parameters, share=others * SHARE / (1.0 - SHARE))
-
-
-def robust(federation: Federation, first: Release, fit: Fit, records: float, spread: float = 0.0) -> RobustFit:
-    """Run the release at a fit's estimate.
-
-    Args:
-        first: its first release, whose cohort takes part.
-        fit: a linear or Newton fit.
-        records: how many took part in it.
-        spread: of counts, their standard deviation.
-    """
-    std = released_noise(federation.study, PRODUCTS, len(first.cohort))["diagonal"]
-    least, broadcast, influence, expected = _scores_asked(federation.study, fit, math.inf, spread)
-    most = _scores_asked(federation.study, fit, 0.0, spread)[0]
-    bound = most if std == 0.0 else min(max(math.sqrt(PRODUCT_NOISE * expected / std), least), most)
-    release = federation.sum(PRODUCTS, {**broadcast, SCALE: np.array([1.0 / bound])}, members=first.cohort)
-    cross = release.values.get("cross", np.zeros(0))
-    told = influence.shape[1]  # the others are zeros and noise
-    products = symmetric(release.values["diagonal"], cross)[:told, :told] * bound**2
-    return RobustFit(fit, products, release.noise_std["diagonal"] * bound**2, influence, records)
-
-
-def _scores_asked(study: Study, fit: Fit, std: float, spread: float) -> tuple[float, dict[str, Floats], Floats, float]:
-    """B, what is broadcast, U, and what a value on the diagonal of the sum is expected to be."""
-    task = AgreedStudy(study).task(PRODUCTS).task
-    if isinstance(fit, LinearFit):
-        return *linear_asked(fit, std, 1), fit.residual_variance * max(float(fit.moments[0, 0]), 1.0)
-    if isinstance(fit, NewtonFit) and isinstance(task, ScoreProducts):
-        return *newton_asked(fit, task, std, 1, spread**2), float(np.mean(np.diag(fit.floored)))
-    raise Misuse("The study declares the scores of another family.")
