@@ -1,11 +1,11 @@
-"""What the real guard has loaded once studies have ended: none of tasks, networks, readers of data or the network."""
+"""What a real site has loaded once studies have ended: its guard no tasks, networks, readers of data or network, and each
+process beside the guard nothing that it is not for."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -18,7 +18,8 @@ from support.victims import unconfinable
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.settings import Waits, load_coordinator_config
 
-WATCHED = "a"
+GUARD, BESIDE = "a", "b"
+"""Sites in processes: the one tells what its guard had loaded, the other what each process imports."""
 WAITS = Waits(enrol=400, seal=200, contribute=400, consent=200, check=200, grace=120)
 
 STRANGERS = (
@@ -45,59 +46,6 @@ STRANGERS = (
 
 OF_NODE = 2_735
 """Lines of node, beside ours."""
-
-
-class WatchedGuard(Processes):
-    """A federation of which one site runs in processes and tells what its guard had loaded."""
-
-    @property
-    def told(self) -> Path:
-        return self.directory(WATCHED) / "loaded.json"
-
-    def launch(self, role: str, directory: Path) -> Process:
-        if directory != self.directory(WATCHED):
-            return super().launch(role, directory)
-        arguments = ["-P", "-m", "support.loaded", str(self.told), str(directory / f"{role}.toml")]
-        tests = str(Path(__file__).parents[1])
-        return Process(arguments, directory / "log", {"PYTHONPATH": tests})
-
-
-_N = TypeVar("_N", bound=Processes)
-
-
-def federation(of: type[_N], place: Path) -> _N:
-    """One whose watched site is in processes."""
-    data = make_data(NAMES, 24, WIDTH)
-    network = of(place, data, waits=WAITS, budget=(None, 1e-5), max_peer_streams=16, disclosures=("joint", "per-site"))
-    results = load_coordinator_config(network.kit.coordinator.directory / "coordinator.toml").state / "results"
-    results.mkdir(parents=True)
-    (network.kit.directory / "results").symlink_to(results)  # where a study of an evaluation puts the model that it names
-    config = network.directory(WATCHED) / "participant.toml"
-    config.write_text(config.read_text().replace('isolation = "none"', 'isolation = "processes"'))
-    return network
-
-
-def end_studies(network: Processes, names: list[str]) -> None:
-    """Have these studies run to their ends."""
-    network.heal()
-    for name in names:
-        network.forget_cohorts()
-        key = network.submit(STUDIES[name](network))  # type: ignore[arg-type]
-        status = network.await_end(key)
-        assert status.phase == "finished", f"{name}: {status.reason}"
-
-
-def modules_after(place: Path, names: list[str]) -> dict[str, str]:
-    """Modules of a guard by name with their files, after these studies."""
-    network = federation(WatchedGuard, place)
-    try:
-        end_studies(network, names)
-        network.participants[WATCHED].terminate()
-        wait_for(network.told.exists, "what the guard had loaded")
-        found: dict[str, str] = json.loads(network.told.read_text())
-        return found
-    finally:
-        network.stop()
 
 
 HELD = (
@@ -128,36 +76,41 @@ SEEN = ("veilsum_participant.boundary.",)
 """What all of them load."""
 
 
-class WatchedNeighbours(Processes):
-    """A federation of which one site's processes say what they import."""
+class Watched(Processes):
+    """A federation of which two sites run in processes and are watched."""
+
+    def __init__(self, place: Path) -> None:
+        data, whose = make_data(NAMES, 24, WIDTH), {"isolation": "processes", "isolated": (GUARD, BESIDE)}
+        disclosures = ("joint", "per-site")
+        super().__init__(place, data, waits=WAITS, budget=(None, 1e-5), max_peer_streams=16, disclosures=disclosures, **whose)
+        results = load_coordinator_config(self.kit.coordinator.directory / "coordinator.toml").state / "results"
+        results.mkdir(parents=True)
+        (self.kit.directory / "results").symlink_to(results)  # where a study of an evaluation puts the model that it names
+
+    @property
+    def told(self) -> Path:
+        return self.directory(GUARD) / "loaded.json"
 
     def launch(self, role: str, directory: Path) -> Process:
-        if directory != self.directory(WATCHED):
+        if directory == self.directory(GUARD):
+            arguments = ["support.loaded", str(self.told)]
+        elif directory == self.directory(BESIDE):
+            watched = {*SEEN, *(name for names in NEIGHBOURS.values() for name in names)}
+            arguments = ["support.importing", json.dumps(sorted(watched))]
+        else:
             return super().launch(role, directory)
-        watched = json.dumps(sorted({*SEEN, *(name for names in NEIGHBOURS.values() for name in names)}))
-        arguments = ["-P", "-m", "support.importing", watched, str(directory / f"{role}.toml")]
-        return Process(arguments, directory / "log", {"PYTHONPATH": str(Path(__file__).parents[1])})
+        command = ["-P", "-m", *arguments, str(directory / f"{role}.toml")]
+        return Process(command, directory / "log", {"PYTHONPATH": str(Path(__file__).parents[1])})
 
 
-@pytest.mark.parametrize(
-    ("names", "roles"),
-    [
-        pytest.param(["statistics", "fedsgd"], {"front", "reader", "compiler"}, id="a few"),
-        pytest.param(list(STUDIES), set(NEIGHBOURS), id="every way of every method", marks=pytest.mark.system),
-    ],
-)
-def test_no_process_beside_the_guard_loads_what_it_is_not_for(tmp_path: Path, names: list[str], roles: set[str]) -> None:
-    if reason := unconfinable():
-        pytest.skip(reason)
-    network = federation(WatchedNeighbours, tmp_path)
-    try:
-        end_studies(network, names)
-    finally:
-        network.stop()
-    told = re.findall(r" (\w+): imports ([\w.]+);", (network.directory(WATCHED) / "log").read_text())
-    assert {role for role, name in told if f"{name}.".startswith(SEEN)} >= roles
-    strangers = {(role, name) for role, name in told if f"{name}.".startswith(NEIGHBOURS.get(role, ()))}
-    assert not strangers, sorted(strangers)
+def end_studies(network: Processes, names: list[str]) -> None:
+    """Have these studies run to their ends."""
+    network.heal()
+    for name in names:
+        network.forget_cohorts()
+        key = network.submit(STUDIES[name](network))  # type: ignore[arg-type]
+        status = network.await_end(key)
+        assert status.phase == "finished", f"{name}: {status.reason}"
 
 
 def lines(modules: dict[str, str], *, node: bool) -> int:
@@ -169,17 +122,30 @@ def lines(modules: dict[str, str], *, node: bool) -> int:
 
 
 @pytest.mark.parametrize(
-    ("names", "most"),
+    ("names", "most", "roles"),
     [
-        pytest.param(["statistics", "fedsgd"], 21_130, id="a few"),
-        pytest.param(list(STUDIES), 21_860, id="every way of every method", marks=pytest.mark.system),
+        pytest.param(["statistics", "fedsgd"], 21_130, {"front", "reader", "compiler"}, id="a few"),
+        pytest.param(list(STUDIES), 21_860, set(NEIGHBOURS), id="every way of every method", marks=pytest.mark.system),
     ],
 )
-def test_a_guard_has_loaded_no_task_and_no_more_than_so_much(tmp_path: Path, names: list[str], most: int) -> None:
+def test_no_process_of_a_site_loads_what_it_is_not_for_and_the_guard_no_more_than_so_much(
+    tmp_path: Path, names: list[str], most: int, roles: set[str]
+) -> None:
     if reason := unconfinable():
         pytest.skip(reason)
     assert len(names) == 2 or set(METHODS) <= set(names)
-    modules = modules_after(tmp_path, names)
+    network = Watched(tmp_path)
+    try:
+        end_studies(network, names)
+        network.participants[GUARD].terminate()
+        wait_for(network.told.exists, "what the guard had loaded")
+    finally:
+        network.stop()
+    modules: dict[str, str] = json.loads(network.told.read_text())
     assert [name for name in modules if f"{name}.".startswith(tuple(f"{stranger}." for stranger in STRANGERS))] == []
     assert most - 500 < lines(modules, node=False) <= most
     assert lines(modules, node=True) <= OF_NODE
+    told = re.findall(r" (\w+): imports ([\w.]+);", (network.directory(BESIDE) / "log").read_text())
+    assert {role for role, name in told if f"{name}.".startswith(SEEN)} >= roles
+    strangers = {(role, name) for role, name in told if f"{name}.".startswith(NEIGHBOURS.get(role, ()))}
+    assert not strangers, sorted(strangers)

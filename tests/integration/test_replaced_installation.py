@@ -19,48 +19,53 @@ WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace
 TOLD = "Another version was installed while the participant runs."
 
 
-class CopiedSite(Processes):
-    """A federation one of whose sites has an installation of its own."""
+COPIED = {"b": "none", "c": "processes"}
+"""Sites with an installation of their own, in one process and in several."""
 
-    def __init__(self, directory: Path, isolation: str) -> None:
-        self.copy = directory / "installed"
-        shutil.copytree(Path(veilsum_participant.__file__).parent, self.copy / "veilsum_participant")
-        settings = {"waits": WAITS, "budget": (None, 1e-5), "max_peer_streams": 16}
-        super().__init__(directory, make_data(NAMES, 5, 3), **settings, isolation=isolation, isolated="c")  # type: ignore[arg-type]
+
+class CopiedSites(Processes):
+    """A federation two of whose sites have an installation of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        for name in COPIED:
+            shutil.copytree(Path(veilsum_participant.__file__).parent, directory / f"installed {name}" / "veilsum_participant")
+        settings = {"waits": WAITS, "budget": (None, 1e-5), "max_peer_streams": 16, "isolation": "processes"}
+        isolated = [name for name, isolation in COPIED.items() if isolation == "processes"]
+        super().__init__(directory, make_data(NAMES, 5, 3), **settings, isolated=isolated)  # type: ignore[arg-type]
+        self.copies = {self.directory(name): directory / f"installed {name}" for name in COPIED}
 
     def launch(self, role: str, directory: Path) -> Process:
-        if directory != self.directory("c"):
+        if (copy := self.copies.get(directory)) is None:
             return super().launch(role, directory)
-        return Process(command(role, directory / f"{role}.toml"), directory / "log", {"PYTHONPATH": str(self.copy)})
+        return Process(command(role, directory / f"{role}.toml"), directory / "log", {"PYTHONPATH": str(copy)})
 
-    @property
-    def log(self) -> str:
-        return (self.directory("c") / "log").read_text()
+    def log(self, name: str) -> str:
+        return (self.directory(name) / "log").read_text()
 
     def replace(self) -> None:
         """As an installer does: other files in the place of these."""
-        for path in self.copy.rglob("*.py"):
+        for path in [path for copy in self.copies.values() for path in copy.rglob("*.py")]:
             text = path.read_text()
             path.unlink()
             path.write_text(text)
 
 
-@pytest.mark.parametrize("isolation", ["none", "processes"])
-def test_a_participant_takes_nothing_of_another_version(tmp_path: Path, isolation: str) -> None:
-    if isolation == "processes" and (reason := unconfinable()):
+def test_a_participant_takes_nothing_of_another_version(tmp_path: Path) -> None:
+    if reason := unconfinable():
         pytest.skip(reason)
-    network = CopiedSite(tmp_path, isolation)
+    network = CopiedSites(tmp_path)
     try:
         network.heal()
         network.replace()
         key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
-        wait_for(lambda: TOLD in network.log, "what the site says")
-        assert "enrolled in study" not in network.log
-        assert network.participants["c"].stop() == 0
-        network.start("c")
+        for name in COPIED:
+            wait_for(lambda own=name: TOLD in network.log(own), "what the site says")  # type: ignore[misc]
+            assert "enrolled in study" not in network.log(name)
+            assert network.participants[name].stop() == 0
+        network.start(*COPIED)
         status = network.await_end(key)
         assert status.phase == "finished", status.reason
         assert network.releases(key)[0].cohort == tuple(NAMES)
-        assert network.log.count(TOLD) == 1
+        assert [network.log(name).count(TOLD) for name in COPIED] == [1, 1]
     finally:
         network.stop()

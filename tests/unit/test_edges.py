@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import re
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,13 @@ from veilsum_privacy.tasks.queries.base import FIELDS
 RECORDS = typical()
 NOISE = (None, 0.5, 8.0)
 FAR = 7.0  # standard errors of the noise; seeds are fixed
+
+
+@cache
+def answered(question: str, name: str, epsilon: float | None) -> Result:
+    """What several tests ask; none of them changes it."""
+    with np.errstate(all="ignore"):
+        return answer(QUESTIONS[question], name, DATA[name](RECORDS), epsilon)
 
 
 def check(question: str, name: str, epsilon: float | None, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
@@ -191,9 +199,7 @@ area where all records have one score."""
 def test_without_noise_no_interval_is_without_length(question: str) -> None:
     """What so few records did not show another sample may."""
     for name in DATA:
-        with np.errstate(all="ignore"):
-            summary = answer(QUESTIONS[question], name, DATA[name](RECORDS), None).summary
-        for path, figure in figures(json.loads(json.dumps(summary))):
+        for path, figure in figures(json.loads(json.dumps(answered(question, name, None).summary))):
             if NO_LENGTH.search(path) or "value" not in figure or None in (figure["low"], figure["high"]):
                 continue
             assert figure["high"] - figure["low"] > 1e-7 * max(1.0, abs(figure["value"])), (name, path, figure)
@@ -333,13 +339,13 @@ def test_table_ones_test_is_scipys_of_the_levels_that_there_are(name: str) -> No
     from scipy.stats import chi2_contingency
 
     frame = DATA[name](RECORDS)
-    summary = answer(QUESTIONS["statistics"], name, frame, None).summary
+    summary = answered("statistics", name, None).summary
     for column in ("sex", "end"):
         (row,) = summary[f"one.{column} tests"]
         wanted = chi2_contingency(pd.crosstab(frame["arm"], frame[column]), correction=False)
         assert (row["degrees"], row["statistic"]) == (wanted.dof, pytest.approx(wanted.statistic, rel=1e-3))
         assert row["p_value"] == pytest.approx(wanted.pvalue, rel=1e-2, abs=1e-12)
-    (row,) = answer(QUESTIONS["statistics"], name, frame, 8.0).summary["one.sex tests"]
+    (row,) = answered("statistics", name, 8.0).summary["one.sex tests"]
     assert row["degrees"] == 2  # with noise a level that nobody has cannot be told from a rare one; "missing" is left out
 
 
@@ -360,7 +366,7 @@ def test_without_noise_a_constant_column_is_what_it_is(value: float) -> None:
 
 @pytest.mark.parametrize("epsilon", NOISE)
 def test_effective_records_are_no_more_than_there_are(epsilon: float | None) -> None:
-    rows = answer(QUESTIONS["statistics"], "typical", RECORDS, epsilon).summary["risk"]
+    rows = answered("statistics", "typical", epsilon).summary["risk"]
     known = RECORDS.dropna()
     odds = np.clip(0.06 * known["age"] - 3.3, -2, 2)
     for row in rows[:2]:
@@ -385,7 +391,7 @@ def renamed(value: Any, name: str, key: str) -> Any:
 def test_no_columns_name_takes_the_place_of_what_a_row_tells(name: str) -> None:
     """A ward's unit, say, by which patients are grouped: its levels stand beside the unit of the number."""
     question, frame = QUESTIONS["statistics"], DATA["typical"](RECORDS)
-    usual = answer(question, "typical", frame, None).summary
+    usual = answered("statistics", "typical", None).summary
     rows = [row for rows in usual.values() if isinstance(rows, list) for row in rows]
     columns = {column.name for column in question.schema.columns}
     told = {key for row in rows if "query" not in row and "levels" not in row and "term" not in row for key in row}

@@ -147,6 +147,8 @@ def test_a_test_that_is_left_out_shows_nothing(mark: str, left_out: bool) -> Non
 
 PARTIES = ("privacy", "node", "participant", "coordinator", "proto", "aggregation")
 BARRED = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+NAMED = re.compile("|".join({*BARRED, "eval", "exec", "compile", "load", "allow_pickle"}))
+"""A file without these words is not parsed."""
 
 
 def _called(function: ast.expr) -> str:
@@ -164,7 +166,8 @@ def test_no_party_reads_code_from_anywhere() -> None:
     found = []
     for folder in PARTIES:
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = path.read_text(encoding="utf-8")
+            for node in ast.walk(ast.parse(text)) if NAMED.search(text) else ():
                 if isinstance(node, ast.Import | ast.ImportFrom):
                     names = {item.name.split(".")[0] for item in node.names} | {
                         (getattr(node, "module", "") or "").split(".")[0]
