@@ -171,7 +171,7 @@ class StudyDraft:
         }
         study = validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
         if (size := len(study.to_bytes())) > MAX_STUDY_BYTES:
-            told = f"study {self.request.name!r}: is {size:,} bytes long, of {MAX_STUDY_BYTES:,} at most."
+            told = f"study {self.request.name!r} is {size:,} bytes long, of {MAX_STUDY_BYTES:,} at most."
             raise ConfigurationError(told, "Name fewer columns, or fewer codes in groups: a code stands for all below it.")
         _ = AgreedStudy(study).tasks  # what no participant could build is not submitted
         self.method.check(study)

@@ -6,7 +6,7 @@ from typing import Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof
-from veilsum_privacy.results.result import MANIFEST
+from veilsum_privacy.results.result import MANIFEST, WRITTEN_BY
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 
 
@@ -20,7 +20,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         manifest["study"].get("name"), manifest["method"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise HostileInput(f"{directory}: holds no readable result.", "Check the path.") from error
+        raise HostileInput(f"{directory} holds no readable result.", WRITTEN_BY) from error
     return dict(manifest)
 
 

@@ -44,7 +44,7 @@ def site_files(folder: Path, *, least: int = 2) -> dict[str, Path]:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
     if len(files) < least:
         raise DataError(
-            f"{folder}: holds {counted(len(files), 'file')} of records;"
+            f"{folder} holds {counted(len(files), 'file')} of records;"
             f" {'a federation has at least two sites' if least > 1 else 'a domain has at least one'}.",
             "Store one CSV, Parquet or npz file a site in it, or give one file and the column that names the site.",
         )
@@ -141,7 +141,8 @@ def deal_rows(table: pa.Table, sites: int, seed: int) -> dict[str, pa.Table]:
     """
     if not 2 <= sites <= table.num_rows:
         raise Misuse(
-            f"{table.num_rows} records cannot be dealt to {sites} sites.", "Use two sites or more; each needs a record."
+            f"{counted(table.num_rows, 'record')} cannot be dealt to {sites} sites.",
+            "Use two sites or more; each needs a record.",
         )
     order = np.random.default_rng(seed).permutation(table.num_rows)
     parts = np.array_split(order, sites)
@@ -170,7 +171,7 @@ def as_table(frame: Any, what: str) -> pa.Table:
                 "Give a frame of pandas or polars, an Arrow table, a mapping of columns, or a path.",
             )
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"{what}: cannot be read as a table: {error}", "Use columns of numbers, texts or dates.") from error
+        raise DataError(f"{what} cannot be read as a table: {error}", "Use columns of numbers, texts or dates.") from error
     columns = {name: _plain(table[name]) for name in table.column_names}
     return pa.table(columns)
 

@@ -275,7 +275,7 @@ def _matlab(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         content = loadmat(path, variable_names=["fts", "labels"])
         return content["fts"].astype(np.float64), content["labels"].astype(np.int64).reshape(-1)
     except (MatReadError, ValueError, OSError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: holds no arrays `fts` and `labels`.", "Use the files as they were published.") from error
+        raise DataError(f"{path} holds no arrays `fts` and `labels`.", "Use the files as they were published.") from error
 
 
 def _require(path: Path) -> None:

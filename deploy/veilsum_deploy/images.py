@@ -69,7 +69,7 @@ def find_images(folder: Path) -> dict[str, dict[str, list[Path]]]:
         }
         found[domain] = {name: files for name, files in classes.items() if files}
         if not found[domain]:
-            raise DataError(f"{path}: has no images in folders of classes.", "Store images as DOMAIN/CLASS/name.png.")
+            raise DataError(f"{path} has no images in folders of classes.", "Store images as DOMAIN/CLASS/name.png.")
     if len(found) < 2 or len({name for classes in found.values() for name in classes}) < 2:
         raise DataError(f"{folder}: there must be two domains and two classes.", "Store images as DOMAIN/CLASS/name.png.")
     return found
@@ -128,7 +128,7 @@ def read_image(path: Path, shape: Shape) -> Floats:
             upright = ImageOps.exif_transpose(file).convert("L" if shape.channels == 1 else "RGB")
             square = ImageOps.fit(upright, (shape.size, shape.size), Image.Resampling.BICUBIC)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: cannot be read as an image.", "Remove it, or store it as PNG or JPEG.") from error
+        raise DataError(f"{path} cannot be read as an image.", "Remove it, or store it as PNG or JPEG.") from error
     levels: Floats = np.asarray(square, dtype=np.float32).reshape(shape.size, shape.size, shape.channels)
     return np.ascontiguousarray(levels.transpose(2, 0, 1)).reshape(-1)
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Hex32, Name
+from veilsum_node.phrases import unreadable
 
 MAX_CONFIGURATION_BYTES = 1 << 22
 """Largest configuration file that is parsed, in bytes."""
@@ -85,19 +86,17 @@ def read_toml(path: Path) -> dict[str, Any]:
             data = file.read(MAX_CONFIGURATION_BYTES + 1)
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path} does not exist.", "Check the path.") from error
-    except IsADirectoryError as error:
-        raise ConfigurationError(f"{path}: is a folder, not a file.", "Name the TOML file in it.") from error
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read ({error.strerror}).", "Check path and permissions.") from error
+        raise ConfigurationError(f"{path} {unreadable(error)}.", "Name the TOML file, and check its permissions.") from error
     if len(data) > MAX_CONFIGURATION_BYTES:
-        raise ConfigurationError(f"{path}: larger than {MAX_CONFIGURATION_BYTES} bytes.", "Is this a configuration file?")
+        raise ConfigurationError(f"{path} is larger than {MAX_CONFIGURATION_BYTES} bytes.", "Is this a configuration file?")
     try:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: is not UTF-8 text.", "Save the file as UTF-8.") from error
+        raise ConfigurationError(f"{path} is not UTF-8 text.", "Save the file as UTF-8.") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is none of TOML's own errors
         raise ConfigurationError(
-            f"{path}: is not valid TOML: {error}.", "Strings need quotes, table names [brackets]; a key or table stands once."
+            f"{path} is not valid TOML: {error}.", "Strings need quotes, table names [brackets]; a key or table stands once."
         ) from error
 
 

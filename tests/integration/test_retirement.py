@@ -104,7 +104,7 @@ def test_which_study_is_meant(place: HeldStudies) -> None:
     studies = list(place.held().values())
     assert find_study(studies, place.key.hex()[:8].upper()).digest == place.key
     for wanted in ("", "zz", "0" * 64):
-        with pytest.raises(Misuse, match="begin with"):
+        with pytest.raises(Misuse, match="begins with"):
             find_study(studies, wanted)
     with pytest.raises(Misuse, match="2 studies"):
         find_study([studies[0], studies[0]], studies[0].digest.hex()[:4])

@@ -110,8 +110,8 @@ def find_study(studies: Sequence[HeldStudy], wanted: str) -> HeldStudy:
     """
     matching = [item for item in studies if wanted and item.digest.hex().startswith(wanted.lower())]
     if len(matching) != 1:
-        found = "No study" if not matching else f"{len(matching)} studies"
-        raise Misuse(f"{found} of this coordinator begin with {wanted!r}.", "`veilsum study list` shows their IDs.")
+        found = f"{len(matching)} studies of this coordinator begin" if matching else "No study of this coordinator begins"
+        raise Misuse(f"{found} with {wanted!r}.", "`veilsum study list` shows their IDs.")
     return matching[0]
 
 

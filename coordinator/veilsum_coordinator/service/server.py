@@ -8,6 +8,7 @@ signs greetings, countersignatures and the mirror; the TLS certificate is the sa
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import signal
@@ -31,12 +32,13 @@ from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.outage import Outage
 from veilsum_node.database import open_database
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import ConfigurationError, StateError, Unavailable, VeilsumError
+from veilsum_node.errors import StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.renewal import ExpiryLog, Renewal, renewed_credentials
 from veilsum_node.identity.server_pair import ServerPair, load_server_pair
 from veilsum_node.identity.tls import Credentials
+from veilsum_node.listening import cannot_listen, check_free
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.hardening import allow_files
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
@@ -252,12 +254,12 @@ class CoordinatorServer:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME, "grpc.health.v1.Health"), server)
         require_tls13()
+        who = "The coordinator cannot listen"
+        check_free(who, config.listen)
         try:
             port = server.add_secure_port(config.listen, self._certificates.server_credentials())
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"The coordinator cannot listen on {config.listen}.", "Choose a free port, or 0 to let the system choose."
-            ) from error
+        except RuntimeError as error:  # taken since
+            raise cannot_listen(who, config.listen, OSError(errno.EADDRINUSE, "taken")) from error
         await server.start()
         supervisor = Supervisor(self.hub, results, self._clock, config.retention)
         renewing = asyncio.create_task(self._renew())

@@ -28,10 +28,11 @@ CoordinatorOption = Annotated[
     str | None, typer.Option("--coordinator", envvar="VEILSUM_COORDINATOR", help="host:port; default: that of analyst.toml.")
 ]
 IdentityOption = Annotated[
-    Path | None, typer.Option("--identity", envvar="VEILSUM_IDENTITY", help="Your identity directory; default: as above.")
+    Path | None,
+    typer.Option("--identity", envvar="VEILSUM_IDENTITY", help="Your identity directory; default: that of analyst.toml."),
 ]
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.TOML", help="The study to ask for.")]
-StudyId = Annotated[str, typer.Argument(metavar="ID", help="The study's digest, or its first digits (at least 4).")]
+StudyId = Annotated[str, typer.Argument(metavar="ID", help="The study's ID, or its first digits (at least 4).")]
 
 
 @app.callback()
@@ -200,9 +201,11 @@ def verify(
     identity: IdentityOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a result by its proof, offline: every signature, context, receipt and consent, and every number, which is computed
-    again. Status 1 names the first thing that does not hold; status 3 says that all that was signed holds, and that this
-    version does not repeat the numbers, which another version made."""
+    """Check a result by its proof, offline: every signature, context, receipt and consent, and every number.
+
+    Numbers are computed again. Status 1 names the first thing that does not hold; status 3 says that all that was signed
+    holds, and that this version does not repeat the numbers, which another version made.
+    """
     from veilsum.access import resolve_identity
     from veilsum.replay import LARGEST_TOLERANCE
     from veilsum.verification import RepetitionFault, verify_result

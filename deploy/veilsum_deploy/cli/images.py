@@ -29,7 +29,7 @@ def images(
     ] = "torchscript",
     as_json: JsonOption = False,
 ) -> None:
-    """Turn a folder of images in domains and classes into records for ``veilsum simulate --data``."""
+    """Turn a folder of images in domains and classes into records for `veilsum simulate --data`."""
     if channels not in (1, 3):
         raise Misuse(f"Images have no {channels} channels.", "State 1 or 3.")
     if program_format not in ("torchscript", "exported"):

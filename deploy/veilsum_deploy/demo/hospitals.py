@@ -86,7 +86,7 @@ def folder_hospitals(directory: Path, schema_file: Path | None, *, trains: bool 
         dataset = read_dataset(path, schema, name)
         kept, tested = hold_out(dataset.classes, HELD_OUT if schema.label else 0.0, SEED)
         if not len(kept):
-            raise DataError(f"{path}: holds no record.", "Every site needs records.")
+            raise DataError(f"{path} holds no record.", "Every site needs records.")
         sites[site] = dataset.take(kept)
         held[site] = dataset.take(tested)
     tables = [dataset.table for dataset in held.values()]

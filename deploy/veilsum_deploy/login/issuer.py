@@ -35,6 +35,7 @@ from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import read_private
 from veilsum_node.identity.record import Issued
 from veilsum_node.identity.requests import LONGEST_LOGIN
+from veilsum_node.listening import cannot_listen
 from veilsum_node.oidc.fetcher import Fetch, Fetcher
 from veilsum_node.oidc.provider import ProviderSettings, TokenVerifier
 from veilsum_node.process.software import installed_version
@@ -219,9 +220,7 @@ class LoginServer(Served):
         try:
             listener = Listener(family, place, self._tell, tls, self._take, config.trusted_proxies)
         except OSError as error:
-            raise ConfigurationError(
-                f"The service cannot listen on {config.listen} ({error.strerror}).", "Choose a free port, or 0."
-            ) from error
+            raise cannot_listen("The service cannot listen", config.listen, error) from error
         super().__init__(listener)
         self.address = f"{config.listen.rpartition(':')[0]}:{listener.server_address[1]}"
         self.url = f"{'http' if tls is None else 'https'}://{self.address}"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse
+from veilsum_node.phrases import counted
 
 Rows = NDArray[np.int64]
 
@@ -34,7 +35,7 @@ def partition(classes: NDArray[np.int64], sites: int, how: str, seed: int) -> li
     """
     count = len(classes)
     if not 1 <= sites <= count:
-        raise Misuse(f"{count} records cannot be dealt to {sites} sites.", "Use fewer sites; each needs a record.")
+        raise Misuse(f"{counted(count, 'record')} cannot be dealt to {sites} sites.", "Use fewer sites; each needs a record.")
     rng = np.random.default_rng(seed)
     if how == "iid":
         parts = np.array_split(rng.permutation(count), sites)

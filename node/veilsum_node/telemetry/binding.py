@@ -8,6 +8,7 @@ from typing import Any
 
 from veilsum_node.addresses import split_host_port
 from veilsum_node.errors import ConfigurationError
+from veilsum_node.listening import cannot_listen
 from veilsum_node.phrases import unwritable
 from veilsum_node.telemetry.endpoint_settings import MetricsSettings
 
@@ -48,8 +49,7 @@ def bound(settings: MetricsSettings) -> socket.socket:
 
 
 def unbound(settings: MetricsSettings, error: OSError) -> ConfigurationError:
-    advice = "Choose a free port, or 0 to let the system choose."
-    return ConfigurationError(f"The metrics cannot be served on {settings.listen} ({error.strerror}).", advice)
+    return cannot_listen("The metrics cannot be served", settings.listen, error)
 
 
 def resolved(settings: MetricsSettings) -> tuple[socket.AddressFamily, Any]:

@@ -14,6 +14,7 @@ from veilsum_node.addresses import is_loopback, join_host_port, split_host_port
 from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
+from veilsum_node.listening import cannot_listen
 from veilsum_node.oidc.provider import ProviderSettings
 from veilsum_node.telemetry.log_writing import LogSettings
 
@@ -130,9 +131,7 @@ def open_socket(settings: ConsoleSettings) -> Listening:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
     except OSError as error:
-        raise ConfigurationError(
-            f"The console cannot listen on {settings.listen} ({error.strerror}).", "Choose a free port, or 0."
-        ) from error
+        raise cannot_listen("The console cannot listen", settings.listen, error) from error
     return Listening(opened, settings.url or f"http://{join_host_port(host, opened.getsockname()[1])}")
 
 

@@ -37,7 +37,7 @@ def evaluate_result(
     model = with_schema(model, schema)
     sheet = read_sheet(path, model.schema)
     if sheet.records.labels is None:
-        raise Misuse(f"{path}: holds no classes ({sheet.unlabelled}).", "Use records whose classes are known.")
+        raise Misuse(f"{path} holds no classes ({sheet.unlabelled}).", "Use records whose classes are known.")
     model, site, kept, noise_std = aligned(model, sheet.records, result, own)
     scores = model.scores(sheet.records, site, kept, noise_std)
     labelled, scored = sheet.records.labels >= 0, np.isfinite(scores).all(axis=1)

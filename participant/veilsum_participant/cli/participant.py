@@ -351,7 +351,7 @@ def evaluate(
     result: Annotated[Path, typer.Argument(help="Directory of the result, or of a checkpoint.", metavar="RESULT")],
     data: Annotated[Path | None, typer.Option("--data", help="File of labelled records: CSV, Parquet or npz.")] = None,
     dialect: DialectOption = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Or a dataset of the configuration.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Dataset of the configuration, in place of --data.")] = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
     new_site: NewSiteOption = False,
     config: WhereNeeded = None,

@@ -32,7 +32,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def schema() -> None:
-    """Draft a schema."""
+    """Draft a schema of a data dictionary or of public records."""
 
 
 @app.command()

@@ -113,7 +113,7 @@ def _dictionary(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 )
     except csv.Error as error:
         raise DataError(
-            f"{path}: line {lines.line_num}: is not CSV.", "Close quotation marks, and double those inside."
+            f"{path}: line {lines.line_num} is not CSV.", "Close quotation marks, and double those inside."
         ) from error
 
 

@@ -56,9 +56,7 @@ def draft_records(path: "Path | TextFile", *, private: bool) -> SchemaDraft:
     from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn
 
     if is_npz(path):
-        raise DataError(
-            f"{path}: is neither CSV nor Parquet.", "An npz archive names no categories; write its schema by hand."
-        )
+        raise DataError(f"{path} is neither CSV nor Parquet.", "An npz archive names no categories; write its schema by hand.")
     names, dates, left_out = _readable_columns(path)
     check_count(path, len(names))
     read = DatasetSchema(

@@ -67,7 +67,7 @@ def draft_vocabulary(path: Path, domains: Sequence[str], concepts: Sequence[int]
     left_out: dict[str, str] = {}
     for domain in dict.fromkeys(domains):
         if domain.casefold() not in known:
-            raise DataError(f"{path}: has no domain {domain!r}.", did_you_mean(domain, sorted(known.values())))
+            raise DataError(f"{path} has no domain {domain!r}.", did_you_mean(domain, sorted(known.values())))
         made = _of_domain(known[domain.casefold()], listed[domain.casefold()])
         if isinstance(made, str):
             left_out[_slug(domain)] = made
@@ -76,7 +76,7 @@ def draft_vocabulary(path: Path, domains: Sequence[str], concepts: Sequence[int]
     for number in dict.fromkeys(concepts):
         if number not in found:
             raise DataError(
-                f"{path}: has no concept {number}.", "Give its concept_id; its vocabulary may not be in the download."
+                f"{path} has no concept {number}.", "Give its concept_id; its vocabulary may not be in the download."
             )
         columns.append(_of_concept(found[number], {column.name for column in columns}))
     return checked_draft(path, columns, left_out)

@@ -30,6 +30,7 @@ ARRAYS = "arrays.safetensors"
 MANIFEST = "manifest.json"
 
 NAMES = "A name is 1 to 200 printable characters, without a slash, and neither begins with a dot nor ends with a space."
+WRITTEN_BY = "Name the directory that `veilsum study result --out` wrote."
 FETCH_AGAIN = "Fetch the result again from its coordinator; do not use one that somebody else handed on."
 
 
@@ -165,20 +166,21 @@ def load_result(directory: Path) -> Result:
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT or manifest["version"] != VERSION:
-            raise HostileInput(f"{directory}: is not a result of version {VERSION}.")
+            raise HostileInput(f"{directory} is not a result of version {VERSION}.")
         if wrong := _no_names(manifest["method"], manifest["summary"]):
-            raise HostileInput(f"{directory}: holds the name {wrong[0]!r}, which is none.", f"{NAMES} {FETCH_AGAIN}")
+            raise HostileInput(f"{directory} holds the name {wrong[0]!r}, which is none.", f"{NAMES} {FETCH_AGAIN}")
         arrays: dict[str, NDArray[Any]] = {}
         if ARRAYS in manifest["files"]:
             data = (directory / ARRAYS).read_bytes()
             if hashlib.sha256(data).hexdigest() != manifest["files"][ARRAYS]:
-                raise HostileInput(
-                    f"{directory / ARRAYS}: is not the file that the manifest names.", "Fetch the result again."
-                )
+                raise HostileInput(f"{directory / ARRAYS} is not the file that the manifest names.", "Fetch the result again.")
             arrays = load_arrays(data)
         return Result(manifest["method"], manifest["summary"], arrays, manifest["application"])
     except OSError as error:
-        raise HostileInput(f"{directory}: holds no readable result ({error.strerror}).", "Check the path.") from error
+        raise HostileInput(
+            f"{directory} holds no readable result ({error.strerror}).",
+            WRITTEN_BY,
+        ) from error
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise HostileInput(f"{directory}: the result is malformed.", "Fetch the result again.") from error
 

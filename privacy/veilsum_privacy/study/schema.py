@@ -125,7 +125,7 @@ class CategoryColumn(_Fillable):
     def _few(cls, value: Any) -> Any:
         named = value.get("categories") if isinstance(value, dict) else None
         if isinstance(named, list | tuple) and len(named) > MAX_CATEGORIES:
-            told = f"column {value.get('name')!r}: has {len(named):,} categories, of {MAX_CATEGORIES} at most."
+            told = f"column {value.get('name')!r} has {len(named):,} categories, of {MAX_CATEGORIES} at most."
             raise ValueError(f'{told} Roll codes up into groups: kind = "codes", docs/files.md')
         return value
 

@@ -69,7 +69,7 @@ def _read_groups(path: Path, sha256: str | None) -> list[dict[str, Any]]:
     if not rows or [cell.strip().lower() for cell in rows[0]] != _HEADER:
         raise ConfigurationError(f"{path}: its first line is not code,group.", _FORM)
     if len(rows) > MAX_CODES + 1:
-        raise ConfigurationError(f"{path}: has more than {MAX_CODES:,} codes.", "A code stands for all below it.")
+        raise ConfigurationError(f"{path} has more than {MAX_CODES:,} codes.", "A code stands for all below it.")
     groups: dict[str, dict[str, None]] = {}
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(_HEADER) or not all(len(cell.strip().splitlines()) == 1 for cell in row):
