@@ -202,7 +202,7 @@ def test_keys_take_all_words_and_are_not_fused() -> None:
 @pytest.mark.parametrize("epsilon", [None, 30.0])
 def test_gradients_train_it_with_noise_and_without(epsilon: float | None) -> None:
     data = sites(400)
-    told = study("fedsgd", epsilon, steps=30, optimiser={"name": "adam", "learning_rate": 0.02})
+    told = study("fedsgd", epsilon, steps=12, optimiser={"name": "adam", "learning_rate": 0.05})
     model = Model.from_result(get_method("fedsgd").run(Watched(told, data, 0)))
     held = sites(480)
     new = [complete(own.features[400:], own.labels[400:]) for own in held.values()]
