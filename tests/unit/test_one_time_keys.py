@@ -320,7 +320,7 @@ def test_vectors_of_all_lengths_are_packed_alike(width: int) -> None:
         data = pack_numbers(numbers, width)
         octets = numbers.astype("<u8").reshape(-1, 1).view(np.uint8)
         bits = np.unpackbits(octets, axis=1, bitorder="little")[:, :width]
-        assert int.from_bytes(data, "little") == int("".join(map(str, bits.ravel()[::-1])), 2)
+        assert int.from_bytes(data, "little") == int((bits.ravel()[::-1] + ord("0")).tobytes(), 2)
         assert unpack_numbers(data, count, width, "vector").tolist() == numbers.tolist()
 
 

@@ -177,9 +177,9 @@ class Mirror(ChainReader):
         detail = {} if digest is None else {"digest": digest}
         return self._chain.append(connection, Kind.RELEASE_SEEN, _repeated(consent), detail).seq
 
-    def mirrored(self, participant: str, after: int = 0, connection: Connection | None = None) -> list[Mirrored]:
+    def mirrored(self, participant: str, after: int = 0) -> list[Mirrored]:
         """A participant's own receipts whose entries' numbers lie above ``after``, in order."""
-        with self._reading(connection) as reader:
+        with self.database.reading() as reader:
             rows = reader.execute(_MIRRORED, {"participant": participant, "after": after}).all()
         try:
             return [

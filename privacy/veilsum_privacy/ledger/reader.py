@@ -68,10 +68,10 @@ class ChainReader:
         except ValueError as error:
             raise HostileInput("The ledger's first entry names an unknown role.") from error
 
-    def lost_charges(self, study: bytes, connection: Connection | None = None) -> int:
+    def lost_charges(self, study: bytes) -> int:
         """How many rounds of a study were charged whose release was never seen."""
         query = select(_COLUMNS.kind, func.count()).where(_COLUMNS.study == study.hex()).group_by(_COLUMNS.kind)
-        with self._reading(connection) as reader:
+        with self.database.reading() as reader:
             counts = {str(kind): int(count) for kind, count in reader.execute(query)}
         return counts.get("charge", 0) + counts.get("recovery", 0) - counts.get("release-seen", 0)
 
@@ -186,7 +186,7 @@ class ChainReader:
         return self.database.reading() if connection is None else nullcontext(connection)
 
     def _genesis(self) -> Mapping[str, Any]:
-        with self._reading(None) as reader:
+        with self.database.reading() as reader:
             detail = reader.scalar(select(_COLUMNS.detail).where(_COLUMNS.seq == 1))
         value = None if detail is None else parse_canonical(str(detail).encode(), what="ledger entry")
         return value if isinstance(value, dict) else {}
