@@ -186,7 +186,7 @@ def open_database(url_or_path: str | Path) -> Database:
 
     Raises:
         ConfigurationError: the URL is malformed, its driver missing, or the file's directory missing or not writable.
-        StateError: the file is a newer version's.
+        StateError: the file is a newer version's, or a database of another software, which gets no table.
         Unavailable: the server cannot be reached.
         Damage: the file is not a database.
     """
@@ -202,7 +202,9 @@ def open_database(url_or_path: str | Path) -> Database:
         event.listen(engine, "begin", begin)
     try:
         with database.transaction() as connection:
-            if check_version(connection) < SCHEMA_VERSION:
+            if (found := check_version(connection)) < SCHEMA_VERSION:
+                if not found and connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1").first() is not None:
+                    raise StateError("The file is a database of another software.", "Name a state of veilsum, or no file yet.")
                 connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
         database.close()
@@ -280,7 +282,7 @@ def _create_private(path: Path) -> None:
         if stat.S_IMODE(path.stat().st_mode) & 0o077 & ~most:
             path.chmod(stat.S_IMODE(path.stat().st_mode) & most)
     except OSError as error:
-        raise ConfigurationError(f"The database {path} {unwritable(error)}.", "Check the directory and its owner.") from error
+        raise ConfigurationError(f"The database {path} {unwritable(error)}.", "Check directory, owner and space.") from error
 
 
 def check_version(connection: Connection) -> int:

@@ -10,7 +10,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -476,6 +476,24 @@ def test_a_reader_cannot_write(backend: str, tmp_path: Path) -> None:
         connection.execute(text("INSERT INTO t VALUES (1)"))
     with owner.transaction() as connection:
         assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
+
+
+def test_another_softwares_database_is_refused_and_gets_no_table(directory: Path) -> None:
+    """No table of ours is added to it; a file that is empty, or of any version of ours, is none."""
+    path = directory / "theirs.db"
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.execute("CREATE TABLE patient (name TEXT)")
+        theirs.commit()
+    for _ in range(2):
+        with pytest.raises(StateError, match="another software"):
+            open_database(path)
+    with closing(sqlite3.connect(path)) as theirs:
+        assert theirs.execute("SELECT name FROM sqlite_master").fetchall() == [("patient",)]
+        assert theirs.execute("PRAGMA user_version").fetchone() == (0,)
+        theirs.execute("PRAGMA user_version = 1")
+    open_database(path).close()
+    (directory / "empty.db").touch()
+    open_database(directory / "empty.db").close()
 
 
 def test_what_cannot_be_read(directory: Path) -> None:

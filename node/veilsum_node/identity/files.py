@@ -91,7 +91,7 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             raise StateError(f"{path} is a folder, not a file.", "Name a file.") from error
         raise StateError(f"{path} already exists.", _EXISTS if mode & 0o077 else _KEY_EXISTS) from error
     except OSError as error:
-        raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
+        raise StateError(f"{path} {unwritable(error)}.", "Check the directory, its permissions and its space.") from error
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -107,7 +107,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
+        raise StateError(f"{path} {unwritable(error)}.", "Check the directory, its permissions and its space.") from error
 
 
 def _read(path: Path, what: str, advice: str, most: int, *, private: bool) -> bytes:

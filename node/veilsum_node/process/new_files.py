@@ -28,7 +28,7 @@ def new_file(path: Path, *, force: bool = False) -> Iterator[IO[str]]:
     except FileExistsError as error:
         raise _exists(path) from error
     except OSError as error:
-        raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
+        raise StateError(f"{path} {unwritable(error)}.", "Check the directory, its permissions and its space.") from error
 
 
 def require_new(path: Path, *, force: bool = False) -> None:

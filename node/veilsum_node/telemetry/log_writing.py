@@ -114,7 +114,7 @@ def start_logging(settings: LogSettings | None = None) -> None:
             else:
                 handler = DailyFileHandler(settings.file, settings.days)
         except OSError as error:
-            advice = "Check the directory and its permissions."
+            advice = "Check the directory, its permissions and its space."
             raise ConfigurationError(f"The log {settings.file} {unwritable(error)}.", advice) from error
     handler.setFormatter(JsonFormatter() if settings.format == "json" else LineFormatter())
     handler.addFilter(_is_event)

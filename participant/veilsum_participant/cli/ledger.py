@@ -347,7 +347,8 @@ def recover(
     A restored site releases nothing before a peer's ledger was given with --from, or the coordinator is trusted.
     """
     if (source is None) is not trust:
-        raise Misuse("The source of the missing charges is not stated.", "Give exactly one of --from and --trust-coordinator.")
+        told = "The missing charges have two sources" if trust else "The source of the missing charges is not stated"
+        raise Misuse(f"{told}.", "Give exactly one of --from and --trust-coordinator.")
     settings = load_participant(config)
     if not settings.state.exists():
         raise Misuse(f"The ledger {settings.state} does not exist.", "Put the backup back first: veilsum participant restore.")

@@ -46,7 +46,7 @@ def personalise_result(result: Path, data: Source, own: Own, *, schema: Path | N
     try:
         out.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise StateError(f"{out} {unwritable(error)}.", "Check the path and its permissions.") from error
+        raise StateError(f"{out} {unwritable(error)}.", "Check the directory, its permissions and its space.") from error
     about = json.loads((result / MANIFEST).read_bytes()).get("study")
     save_result(out, found.result(released), study=about if isinstance(about, Mapping) else None)
     if as_json:
