@@ -6,6 +6,7 @@ counts of a gamma's mean, 1.5 times and more as variable as Poisson's. With --ra
 stand the intervals of the same studies by the model's errors, which have the whole budget for the fit.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from evaluations.exposures import ends_of
 from evaluations.studies import Sums, complete_records, study_of
 from evaluations.tables import print_table, run_options
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -32,7 +34,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "number": {"family": "linear", "outcome": "stay"},
     "count": {"family": "poisson", "outcome": "stay", "most": 20.0},
 }
-TRUTH = {"event": 0.3, "number": 4.0, "count": float(np.log(5 / 3))}
+TRUTH = {"event": 0.3, "number": 4.0, "count": math.log(5 / 3)}
 
 
 class Setting(NamedTuple):
@@ -56,11 +58,12 @@ RARE = tuple(Setting(kind, epsilon, 1650, n) for kind in ASKED for epsilon in (3
 def drawn(setting: Setting, rng: np.random.Generator) -> Records:
     """Records whose level has :data:`TRUTH` more."""
     own = rng.permutation(setting.records) < setting.level
-    died, stay = rng.random(setting.records) < 0.05 + TRUTH["event"] * own, np.zeros(setting.records)
+    died = rng.random(setting.records) < 0.05 + TRUTH["event"] * own
+    stay: Floats = np.zeros(setting.records)
     if setting.kind == "number":
         stay = 4.0 + TRUTH["number"] * own + (rng.gamma(1.0, 1.0, setting.records) - 1.0) * np.where(own, 6.0, 2.0)
     elif setting.kind == "count":
-        stay = rng.poisson(np.where(own, 5.0, 3.0) * rng.gamma(2.0, 0.5, setting.records))
+        stay = rng.poisson(np.where(own, 5.0, 3.0) * rng.gamma(2.0, 0.5, setting.records)).astype(np.float64)
     columns = [np.clip(stay, 0.0, HIGH) / (HIGH / 2.0) - 1.0, ~own, own, ~died, died]
     return complete_records(np.column_stack(columns).astype(np.float64))
 
@@ -83,13 +86,14 @@ def rows(runs: int, seed: int, settings: tuple[Setting, ...]) -> Iterator[str]:
             exact = np.random.default_rng(1).gamma(1.0, 1.0, 1_000_000) - 1.0  # cut at 0 and HIGH, as the column is
             low, high = (np.clip(4.0 + shift + exact * spread, 0, HIGH).mean() for shift, spread in ((0.0, 2.0), (4.0, 6.0)))
             truth = float(high - low)
-        for found in ends.values():
-            told = ~np.isnan(found[:, 0])
-            covered = (found[told, 0] <= truth) & (truth <= found[told, 1])
+        for own in ends.values():
+            told = ~np.isnan(own[:, 0])
+            covered = (own[told, 0] <= truth) & (truth <= own[told, 1])
             cells += [f"{told.mean():.2f}", f"{covered.mean():.3f}" if told.any() else "–"]
-            lengths.append(np.median(np.diff(found[told])) if told.any() else np.nan)
+            lengths.append(float(np.median(np.diff(own[told]))) if told.any() else math.inf)
         about = f"| {setting.kind} | {setting.epsilon:g} | {setting.records:,} | {setting.level:,} | "
-        yield about + f"{' | '.join(cells)} | {lengths[0] / lengths[1]:.2f} |"
+        length = f"{lengths[0] / lengths[1]:.2f}" if all(map(math.isfinite, lengths)) else "–"
+        yield about + f"{' | '.join(cells)} | {length} |"
 
 
 def main() -> None:
