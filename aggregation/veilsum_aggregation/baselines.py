@@ -293,16 +293,15 @@ def _pieces(table: LifeTable, periods: Floats, pieces: int, log_k: float) -> Flo
 
 
 def _periods(table: LifeTable, count: int) -> Floats:
-    """Ends of periods with about equally many events."""
+    """Ends of periods with about equally many events, of those of intervals.
+
+    Where in an interval its events are nobody knows: times in whole months are all at one point, and a part of it had none.
+    """
     died = np.concatenate([[0.0], np.cumsum(np.maximum(table.died, 0.0))])
-    inner = np.interp(np.linspace(0.0, 1.0, count + 1)[1:-1] * max(died[-1], 1.0), died, table.ends)
-    ends = np.concatenate([table.ends[:1], inner, table.ends[-1:]])
-    shortest = 1e-3 * float(table.ends[-1] - table.ends[0])
-    kept = [ends[0]]
-    for end in ends[1:-1]:
-        if end >= kept[-1] + shortest and end <= ends[-1] - shortest:
-            kept.append(end)
-    return np.array([*kept, ends[-1]])
+    targets = np.linspace(0.0, 1.0, count + 1)[1:-1] * died[-1]
+    inner = np.flatnonzero((died > 0.0) & (died < died[-1]))
+    nearest = inner[np.abs(died[inner, None] - targets).argmin(axis=0)] if inner.size else inner
+    return np.asarray(table.ends[np.unique([0, *nearest, len(died) - 1])], dtype=np.float64)
 
 
 def _blocks(parts: Iterable[Floats]) -> Floats:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from statsmodels.stats.contingency_tables import StratifiedTable, Table2x2
 
 from support.studies import agreed, demand, drafted, federation, split_records
@@ -94,6 +96,29 @@ def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
 def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
     (row,) = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
     return row
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=30),
+    st.lists(st.integers(0, 60), min_size=2, max_size=5, unique=True).map(sorted),
+    st.lists(st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.95]), min_size=1, max_size=3, unique=True).map(sorted),
+)
+def test_a_quantile_beyond_its_edges_is_not_estimable_and_says_on_which_side(
+    stays: list[int], edges: list[int], at: list[float]
+) -> None:
+    """A median of 50 with edges from 60 on was told as 39.8: half of the way to the column's lower bound."""
+    records, _ = records_of(len(stays))
+    records.features[:, 1] = np.array(stays) / 30 - 1
+    query = {"kind": "quantiles", "over": "stay", "edges": edges, "at": at}
+    for row in run(compiled(None, query=[query]), records)["quantiles"]:
+        figure, rank = row["value"], row["quantile"] * len(stays)
+        if sum(stay < edges[0] for stay in stays) > rank:
+            assert figure["not_estimable"] == f"it lies below the first edge, {edges[0]}"
+        elif sum(stay < edges[-1] for stay in stays) < rank and edges[-1] < 60:
+            assert figure["not_estimable"] == f"it lies above the last edge, {edges[-1]}"
+        else:
+            assert edges[0] - 1e-4 <= figure["value"] <= edges[-1] + 1e-4
 
 
 def test_missing_values_by_group_are_of_all_other_columns() -> None:

@@ -32,9 +32,10 @@ from veilsum_coordinator.parts.proportional_hazards import (
     MOST_STRATA,
     ends_request,
     entries_request,
-    entry_column,
+    entry_columns,
     event_condition,
     fit_hazards,
+    followed,
     hazard_step,
 )
 from veilsum_coordinator.parts.query_requests import (
@@ -188,7 +189,7 @@ class Regression(Method[RegressionParameters]):
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
             if parameters.entry:
-                derived.append(entry_column(parameters.entry, parameters.outcome, columns))
+                derived += entry_columns(parameters.entry, parameters.outcome, columns)
                 columns = Columns(inputs.schema, derived)
             asked = expand(_asked(parameters, columns), columns)
             _check_references(parameters, columns)
@@ -247,7 +248,12 @@ class Regression(Method[RegressionParameters]):
         question, most = _model(study)
         cohort = {"cohort": len(first.cohort)}
         outcome, reference = study.parameters["outcome"], study.parameters.get("reference", {})
-        about = {"query": QUERY, "kind": family, "over": ", ".join(question.query.over), "where": question.query.where}
+        about = {
+            "query": QUERY,
+            "kind": family,
+            "over": ", ".join(question.query.over),
+            "where": study.parameters.get("where", ""),
+        }
         clustered = any(task.label == SCORES for task in study.tasks)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
@@ -360,9 +366,12 @@ def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequ
                 "Merge levels, or leave it out of the terms.",
             )
     time, event, censored, where = parameters.outcome, parameters.event, parameters.censored, parameters.where
+    if parameters.entry:
+        where = followed(where, time, columns)
     ends = ends_request(time, event, censored, parameters.edges, where, columns, parameters.strata)
     entries = [entries_request(ends)] if parameters.entry else []
-    return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends, *entries]
+    risk = about.model_copy(update={"outcome": event_condition(event, censored, columns), "where": where})
+    return [risk, ends, *entries]
 
 
 def _offsets(study: Study, values: Mapping[str, Floats], stds: Mapping[str, float]) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, PERIODS, POINT, POWERS, WHITEN, HazardStepParameters
+from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, PERIODS, POINT, POWERS, ROUNDING, WHITEN, HazardStepParameters
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
@@ -29,8 +29,8 @@ from veilsum_privacy.tasks.tables import questions_of
 ENDS = "ends"
 """Name of the first release's query about ends of follow-up."""
 
-ENTRIES, ENTRY = "entries", "entry on the time's scale"
-"""Name of its query about entries, and of the column that it is over."""
+ENTRIES, ENTRY, FOLLOWED = "entries", "entry on the time's scale", "followed on the time's scale"
+"""Name of its query about entries, and of columns of them: the one that it is over, and one that has to be above 0."""
 
 MOST_STRATA = 12
 """Strata of a study: each has periods of its own in what a record sends."""
@@ -87,7 +87,7 @@ def hazard_step(
     Args:
         time: column.
         query: of terms.
-        derived: columns, :func:`entry_column` among them if entries are late.
+        derived: columns, :func:`entry_columns` among them if entries are late.
         strata: column; empty for none.
         levels: how many strata there are, 1 without any.
         late: whether records enter after the start.
@@ -102,11 +102,21 @@ def hazard_step(
     )
 
 
-def entry_column(entry: str, time: str, columns: Columns) -> DerivedColumn:
-    """The entry on the time's scale: earlier than its start is at its start."""
+def entry_columns(entry: str, time: str, columns: Columns) -> tuple[DerivedColumn, DerivedColumn]:
+    """The entry on the time's scale, where earlier than its start is at its start; and how long a record was followed."""
     domain = columns.number(time, "outcome")
     columns.number(entry, "entry")
-    return DerivedColumn(name=ENTRY, number=_quoted(entry, chr(34)), low=domain.low, high=domain.high, unit=domain.unit)
+    span, name = domain.high - domain.low, _quoted(entry, '"')
+    late = DerivedColumn(name=ENTRY, number=name, low=domain.low, high=domain.high, unit=domain.unit)
+    number = f"{_quoted(time, chr(34))} - {name}"
+    return late, DerivedColumn(name=FOLLOWED, number=number, low=-span, high=span, unit=domain.unit)
+
+
+def followed(where: str, time: str, columns: Columns) -> str:
+    """The condition, of records that were followed for some time: who ends when he enters was at no risk."""
+    domain = columns.number(time, "outcome")
+    some = f"{_quoted(FOLLOWED, chr(34))} > {(domain.high - domain.low) * ROUNDING!r}"
+    return f"({where}) and {some}" if where else some
 
 
 def entries_request(ends: QueryRequest) -> QueryRequest:
@@ -156,7 +166,7 @@ def _first_sums(
     gram = moments[:-1, :-1]
     (terms,) = (each for each in _questions(study) if isinstance(each, LinearRegression))
     grain = 0.5 / terms.query.scale if exact else 0.0
-    edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
+    edges = np.array([ends.domain.scale(edge) for edge in (ends.domain.low, *ends.query.edges[1:])])
     entered = values.get(f"{ENTRIES}/table")
     tables = tuple(
         LifeTable(

@@ -52,6 +52,9 @@ MOST = 3.0
 LEAST_POWER, LARGEST_POWER = 0.1, 10.0
 """Bounds on k."""
 
+ROUNDING = 1e-9
+"""Time of 0 to 1 from entry to end that is none."""
+
 STEEPEST = 60.0
 """Largest log of a record's hazard; e^60 in any period ends the following at once."""
 
@@ -208,10 +211,11 @@ class HazardStep(DesignTask[HazardStepParameters]):
         return time
 
     def followed(self, design: Design) -> Symbol:
-        """Whether a record counts: it is known, and was followed for some time."""
+        """Whether a record counts: it is known, and was followed for some time, which rounding of columns' bounds is not."""
         if not self.parameters.entry:
             return design.known
-        return design.known & (self._time(design, self.parameters.entry) < self._time(design, self.parameters.time))
+        spent = self._time(design, self.parameters.time) - self._time(design, self.parameters.entry)
+        return design.known & (spent > ROUNDING)
 
     def _strata(self, design: Design, given: Mapping[str, Floats]) -> Iterator[Stratum]:
         """Each stratum, with whether the record is of it; the only one, of everybody, without any."""

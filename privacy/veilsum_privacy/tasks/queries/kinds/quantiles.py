@@ -8,7 +8,7 @@ import numpy as np
 
 from veilsum_aggregation import quantiles
 from veilsum_aggregation.arrays import Integers
-from veilsum_aggregation.figures import Row
+from veilsum_aggregation.figures import Answer, NotEstimable, Row
 from veilsum_privacy.mechanism.rows.symbols import Symbol, lookup, placed
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
@@ -75,4 +75,12 @@ class Quantiles(QueryKind):
             count = float((quantiles.prefix_matrix(self.column()) @ sums)[-1])
             for q, answer in zip(query.at, found, strict=True):
                 about = {"column": query.over[0], "unit": self.domain.unit, "quantile": q}
-                yield {**levels, **about, "value": part.cell(count, answer)}
+                yield {**levels, **about, "value": part.cell(count, self._within_edges(answer))}
+
+    def _within_edges(self, answer: Answer) -> Answer:
+        """A figure, if it lies within the edges that were asked for: beyond them nobody knows more than on which side."""
+        first, last, rounding = self.query.edges[0], self.query.edges[-1], 1e-6 * self.domain.half
+        if isinstance(answer, NotEstimable) or first - rounding <= answer.value <= last + rounding:
+            return answer
+        side = f"below the first edge, {first:g}" if answer.value < first else f"above the last edge, {last:g}"
+        return NotEstimable(f"it lies {side}", "edges that reach further")
