@@ -15,7 +15,10 @@ from veilsum_privacy.computation.weights import SCORES, WEIGHTS, cohort_factors,
 
 ODD = (0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-300, 1e300, -1e300, 700.0, -700.0, math.nan, math.inf, -math.inf)
 SITES = 4
-VALUES = st.lists(st.sampled_from(ODD) | st.floats(), min_size=SITES, max_size=SITES)
+LEGAL = st.floats(0.0, 1e100) | st.sampled_from((0.0, 5e-324, 0.25, 3.0))
+VALUES = st.one_of(
+    *(st.lists(each, min_size=SITES, max_size=SITES) for each in (LEGAL, LEGAL | st.sampled_from(ODD), st.floats()))
+)
 COHORTS = st.lists(st.integers(0, SITES - 1), min_size=1, max_size=SITES, unique=True).map(sorted)
 
 
