@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from veilsum_node.errors import HostileInput
@@ -17,12 +17,18 @@ ODD = (0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-300, 1e300, -1e300, 700.0, -700
 SITES = 4
 LEGAL = st.floats(0.0, 1e100) | st.sampled_from((0.0, 5e-324, 0.25, 3.0))
 VALUES = st.one_of(
-    *(st.lists(each, min_size=SITES, max_size=SITES) for each in (LEGAL, LEGAL | st.sampled_from(ODD), st.floats()))
+    *(
+        st.lists(each, min_size=SITES, max_size=SITES)
+        for each in (LEGAL, LEGAL | st.sampled_from(ODD), LEGAL | st.floats(-1e100, 1e100), st.floats())
+    )
 )
 COHORTS = st.lists(st.integers(0, SITES - 1), min_size=1, max_size=SITES, unique=True).map(sorted)
 
 
 @given(st.sampled_from([SCORES, WEIGHTS]), VALUES, COHORTS)
+@example(WEIGHTS, [-10.0, 1.0, 1.0, 1.0], [0, 1])
+@example(WEIGHTS, [-10.0, 1.0, 1.0, 1.0], [1, 2])
+@example(WEIGHTS, [0.0, 1.0, 1.0, 1.0], [0])
 def test_a_factor_lengthens_no_vector_or_the_broadcast_is_refused(name: str, values: list[float], cohort: list[int]) -> None:
     own = [values[place] for place in cohort]
     legal = all(map(math.isfinite, values)) and (name == SCORES or (min(own) >= 0.0 and max(own) > 0.0))
