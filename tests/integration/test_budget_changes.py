@@ -101,6 +101,10 @@ def test_a_proposal_counts_for_a_week(bed: TestBed) -> None:
     bed.clock.now += PROPOSAL_SECONDS
     assert change(site, 3.0, "Pia") is None
     assert change(site, 3.0, "Olga") is not None
+    bed.clock.now += PROPOSAL_SECONDS + 1
+    assert change(site, 4.0, "Olga") is None
+    bed.clock.now -= PROPOSAL_SECONDS + 1  # the clock was wrong when Olga spoke
+    assert change(site, 4.0, "Pia") is None
 
 
 def test_one_person_lowers_a_budget_and_nothing_waits_any_more(bed: TestBed) -> None:

@@ -110,6 +110,22 @@ def test_a_study_that_breaks_the_policy_is_told_nothing_of_the_budget(searcher: 
     assert searcher.ask(3.0) is RefusalCode.BUDGET
 
 
+@pytest.mark.parametrize(
+    ("ahead", "codes"), [(DAY - 1, RefusalCode.ASKED), (DAY, RefusalCode.BUDGET), (9 * DAY, RefusalCode.BUDGET)]
+)
+def test_answers_that_a_wrong_clock_dated_ahead_count_no_longer_than_others(
+    searcher: Searcher, ahead: int, codes: RefusalCode
+) -> None:
+    """A clock that is put right by less than a day forgets no answer of that day; by more, none counts until its date."""
+    clock = searcher.attack.bed.clock
+    clock.now += ahead
+    assert [searcher.ask(3.0) for _ in range(MOST + 1)] == [*[RefusalCode.BUDGET] * MOST, RefusalCode.ASKED]
+    clock.now -= ahead
+    assert searcher.ask(3.0) is codes
+    clock.now += DAY
+    assert searcher.ask(3.0) is (RefusalCode.ASKED if ahead < DAY else RefusalCode.BUDGET)
+
+
 @pytest.mark.parametrize("end", [True, False])
 def test_studies_that_are_let_in_and_pay_nothing_count(searcher: Searcher, *, end: bool) -> None:
     """A search from below has no refusal: it ends its studies, or keeps them open, each with its share promised."""

@@ -239,6 +239,7 @@ def test_refusals_cannot_fill_the_disk(tight: TestBed, monkeypatch: pytest.Monke
     """A day's refusals are bounded in the ledger, of studies and of rounds together."""
     monkeypatch.setattr(budgets, "MOST_REFUSALS", 5)
     site = tight.sites["a"]
+    tight.clock.now += 2 * 86_400
     enrol(tight, "a", tight.compile(make_request(schema_of(2))))
     for _ in range(8):
         with pytest.raises(Refusal):
@@ -248,6 +249,11 @@ def test_refusals_cannot_fill_the_disk(tight: TestBed, monkeypatch: pytest.Monke
     with pytest.raises(Refusal):
         enrol(tight, "a", tight.compile(make_request(schema_of(2))))
     assert len(site.ledger.entries(kind=Kind.REFUSAL)) == 6
+    tight.clock.now -= 2 * 86_400  # it was wrong: what it dated ahead is of no day that may be today
+    for count in (7, 8, 9, 10, 11, 11):
+        with pytest.raises(Refusal):
+            enrol(tight, "a", tight.compile(make_request(schema_of(2))))
+        assert len(site.ledger.entries(kind=Kind.REFUSAL)) == count
 
 
 def test_studies_without_noise_need_an_unlimited_budget(tmp_path: Path) -> None:

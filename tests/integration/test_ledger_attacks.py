@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -21,7 +22,7 @@ from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_subjects
 from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.countersigning import part_of_receipt
@@ -168,3 +169,23 @@ def test_one_person_is_not_two_by_how_it_is_coded(identifiers: Any) -> None:
     numbers, missing = number_subjects([identifiers])
     assert numbers.tolist() == [0, 0]
     assert not missing.any()
+
+
+@pytest.mark.parametrize(
+    "identifiers",
+    [
+        pa.array(np.array([np.nan, 7.0, np.nan, 7.0, -np.nan])),
+        pa.array(np.array([np.nan, 7.0, np.nan, 7.0, -np.nan], dtype=np.float32)),
+        pa.array([None, 7, None, 7, None]),
+        pa.array(["", "7", None, "7", "N/A"]),
+        pa.array(["NaN", "7", "none", "7", "?"], pa.large_string()),
+    ],
+)
+def test_nobody_is_not_one_person(identifiers: Any) -> None:
+    """Records of several persons as one subject would let each of them change it by twice what is charged."""
+    numbers, missing = number_subjects([identifiers])
+    assert numbers.tolist() == [1, 0, 2, 0, 3]
+    assert missing.tolist() == [True, False, True, False, True]
+    buckets = bucket_subjects(identifiers)
+    assert buckets[[0, 2, 4]].tolist() == [-1, -1, -1]
+    assert 0 <= buckets[1] == buckets[3] < BUCKETS

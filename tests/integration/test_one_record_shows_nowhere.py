@@ -24,10 +24,11 @@ import pytest
 from PIL import Image
 from sqlalchemy import MetaData, inspect, select
 
-from support.durable_studies import ODDS
+from support.durable_studies import ODDS, STUDIES
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, open_test_site
 from support.hostile import Adversary, encoded
 from support.randomness import SeededRandom
+from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.protocol import contributions, payloads
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -36,8 +37,9 @@ from veilsum_participant.store.mirrors import keep_mirror_entry
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
-from veilsum_privacy.study.study import Study
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.agreed import AgreedStudy
+from veilsum_privacy.training.released import model_digest
 from veilsum_proto import federation_pb2 as pb
 
 NAMES = ("a", "b")
@@ -210,7 +212,10 @@ class Side:
     def __init__(self, directory: Path, first: TestBed) -> None:
         self.bed = self._beside(directory, first)
         for name, site in self.bed.sites.items():
-            site.random, site.noise_random = SeededRandom(name.encode()), SeededRandom(f"noise of {name}".encode())
+            site.random, site.noise_random = (
+                SeededRandom(name.encode()),
+                SeededRandom(f"noise of {name} {directory.name}".encode()),
+            )
             site.ledger._chain._random = SeededRandom(b"ledger")
         self.attack = Adversary(self.bed)
         self.site, self.place = self.bed.sites["a"], directory / "data"
@@ -244,21 +249,22 @@ class Side:
         start = len(attack.channels["a"].said)
         try:
             attack.use(study)
-            made = [attack.enrol(name) for name in NAMES]
+            members = [*self.bed.sites]
+            made = [attack.enrol(name) for name in members]
             if all(said.call == "enrol" for said in made):
                 boxes = attack.boxes([said.values[1] for said in made])
-                for name in NAMES:
+                for name in members:
                     attack.show_boxes(name, [box for box in boxes if box.recipient == name])
                 label = study.tasks[0].label
                 broadcast = encoded(study, label, made_up_broadcast(AgreedStudy(study).task(label))[1])
-                assignment = attack.assignment(NAMES, broadcast=broadcast, label=label)
-                for name in NAMES:
+                assignment = attack.assignment(members, broadcast=broadcast, label=label)
+                for name in members:
                     assert attack.assign(name, assignment, broadcast).call == "upload"
                 answers = attack.answers()
-                for name in NAMES:
+                for name in members:
                     assert attack.ask_consent(name, answers).call == "consent"
                     attack.tell(name, pb.DIRECTIVE_KIND_RELEASED, 1, 1)
-                for name in NAMES:
+                for name in members:
                     attack.tell(name, pb.DIRECTIVE_KIND_END)
         finally:
             logger.removeHandler(handler)
@@ -388,6 +394,32 @@ def test_none_of_many_odd_records_shows_anywhere(sides: list[Side], name: str, m
     form = FORMS[name]
     extra = [*form.odd.values(), *([] if name == "images" else ODD_CELLS.values())]
     differ(sides, form, study_of(sides[0].bed, method, form, unit), extra)
+
+
+def alone(value: Mapping[str, Any], task: dict[str, Any]) -> Study:
+    """A study of one of its tasks; a model that it names is the one that is made up for the broadcast."""
+    parameters = dict(task["parameters"])
+    parameters.pop("steps", None)  # which would have other releases before
+    study = parse_study(canonical({**value, "tasks": [{**task, "parameters": parameters}]}))
+    if "sha256" not in parameters:
+        return study
+    architecture = AgreedStudy(study).task(task["label"]).task.architecture
+    assert architecture is not None
+    parameters["sha256"] = model_digest(architecture, architecture.initial(0))
+    return parse_study(canonical({**value, "tasks": [{**task, "parameters": parameters}]}))
+
+
+@pytest.mark.sampled(17)
+@pytest.mark.parametrize("method", STUDIES)
+def test_no_task_shows_odd_records(tmp_path: Path, method: str) -> None:
+    """Each task that reads records, by itself, of every method's study."""
+    bed = make_bed(tmp_path / "kit", make_data("abcd", width=3), disclosures=("joint", "per-site"))
+    value = parse_canonical(STUDIES[method](bed).to_bytes(), what="study")
+    tasks = [task for task in value["tasks"] if not task["source"]]
+    assert tasks
+    for task in tasks:
+        sides = [Side(tmp_path / task["label"] / str(number), bed) for number in range(3)]
+        differ(sides, FORMS["csv"], alone(value, task), [*LINES_OF_CSV.values(), *ODD_CELLS.values()])
 
 
 @pytest.mark.parametrize("where", ["a code", "a length", "a line", "a count", "an entry", "a row"])

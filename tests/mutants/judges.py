@@ -71,6 +71,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         for module, parts in _LEDGER.items()
     },
     **{f"participant/veilsum_participant/protocol/{part}.py": _ROUNDS for part in ("contributions", "payloads", "openings")},
+    "privacy/veilsum_privacy/computation/weights.py": ("tests/unit/test_weights.py",),
     "privacy/veilsum_privacy/mechanism/factors.py": ("tests/unit/test_factors.py", "tests/unit/test_gradients.py"),
     "privacy/veilsum_privacy/mechanism/answering.py": ("tests/unit/test_local_training.py",),
     "privacy/veilsum_privacy/mechanism/requests.py": ("tests/unit/test_local_training.py",),

@@ -256,6 +256,8 @@ class Workshop:
             pytest.main([*self._options(directory), "--collect-only", "-qq", *self._judges], plugins=[_Examples()])
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+        for path in self._paths:  # what functions alone import would be read later, without a fault
+            importlib.import_module(_module(path))
         if threading.active_count() > 1:
             raise RuntimeError(f"Threads of an import: {threading.enumerate()}")
         files = {str(self._root / path) for path in self._paths}
@@ -286,7 +288,7 @@ class Workshop:
         changed: dict[CodeType, CodeType] = {}
         if not _within_functions(before, _compiled(tree, path), changed) and self._functions is not None:
             return None
-        loader = _Planted(mutant.path.split("/", 1)[1].removesuffix(".py").replace("/", "."), path, tree)
+        loader = _Planted(_module(mutant.path), path, tree)
         directory = Path(tempfile.mkdtemp(prefix="mutants-"))
 
         def work() -> int:
@@ -387,6 +389,11 @@ class Trial:
             case _ if code < 0:
                 return Verdict("crash", f"signal {-code}", seconds)
         raise RuntimeError(f"{self.mutant.name}: the tests ended with {code}:\n{output}")
+
+
+def _module(path: str) -> str:
+    """The name of the module that lies there, from the root."""
+    return path.split("/", 1)[1].removesuffix(".py").replace("/", ".")
 
 
 def _compiled(tree: ast.Module, path: str) -> CodeType:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import unicodedata
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from support.tables import places, totals
 from veilsum_node.errors import DataError
 from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.data import FindingKind, check_dataset, load_records, table
+from veilsum_participant.data.check import SHOWN
+from veilsum_participant.data.subjects import spelled_alike
 from veilsum_participant.settings.dataset_config import DatasetConfig
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
@@ -136,6 +142,66 @@ def test_identifiers_that_were_rounded_are_named(tmp_path: Path, cells: Any, row
     report = check_dataset(tmp_path / "t.parquet", SCHEMA.model_copy(update={"max_records": 100}), subject="who")
     assert [[*found.places] for found in report.findings if found.kind is FindingKind.ROUNDED] == ([rows] if rows else [])
     assert report.ok == (not rows)
+
+
+SPELLINGS = [
+    "P7",
+    "p7 ",
+    "7",
+    "007",
+    "7.0",
+    "x\u200b1",
+    "X1",
+    "\uff11\uff12",
+    "12",
+    "10",
+    "1",
+    "e\u0301",
+    "\u00e9",
+    "",
+    "NA",
+    None,
+]
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows"),
+    [
+        (SPELLINGS, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (["a", "b", "a", None, "", "na"], []),
+        (["7", None], []),
+        ([None, None], []),
+        ([7, 70, 7], []),
+        ([7.0, 0.7], []),
+    ],
+)
+def test_identifiers_that_are_spelled_in_several_ways_are_named(tmp_path: Path, cells: list[Any], rows: list[int]) -> None:
+    """Each spelling is a person of its own, and no query can tell whether it should be."""
+    columns = {"who": cells, "age": [50] * len(cells), "sex": ["f"] * len(cells), "ill": ["0"] * len(cells)}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    report = check_dataset(tmp_path / "t.parquet", SCHEMA.model_copy(update={"max_records": 100}), subject="who")
+    counts = {finding.kind: (finding.count, [*finding.places]) for finding in report.findings}
+    assert counts.get(FindingKind.ALIKE) == ((len(rows), rows[:SHOWN]) if rows else None)
+    assert report.ok == (not rows)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.text("aA\u00c9e\u0301 0017.-\u200b\u00a0\ufeff\ufb01\uff11", max_size=5), max_size=12))
+def test_what_readers_pass_over_makes_identifiers_alike(cells: list[str]) -> None:
+    """Held against the standard library's tables of characters."""
+
+    def read(text: str) -> str:
+        text = unicodedata.normalize("NFKC", text).lower()
+        text = "".join(letter for letter in text if unicodedata.category(letter)[0] not in "ZC")
+        whole, point, rest = text.partition(".")
+        if point and rest and not rest.strip("0") and whole.isascii() and whole.isdigit():
+            text = whole
+        return re.sub("(?<![0-9])0+(?=[0-9])", "", text)
+
+    held = [None if cell.strip() == "" else unicodedata.normalize("NFC", cell) for cell in map(str.strip, cells)]
+    ways = {read(cell): {other for other in held if other is not None and read(other) == read(cell)} for cell in held if cell}
+    expected = [cell is not None and len(ways[read(cell)]) > 1 for cell in held]
+    assert spelled_alike(pa.array(held, pa.string())).tolist() == expected
 
 
 def test_missing_values_alone_are_ok(tmp_path: Path) -> None:

@@ -182,6 +182,14 @@ def test_what_everyone_conspires_to_sign(trial: Trial, ledger: Copy) -> None:
         verify_ledger(later)
 
 
+def test_no_member_of_the_cohort_is_left_out(trial: Trial, ledger: Copy) -> None:
+    """Whatever the others and the coordinator sign: who is not shown that a sum was paid for cannot be said to have been."""
+    ledger.kept[6].pop()
+    put(trial, ledger, 7, again(trial)[:-1])
+    with pytest.raises(LedgerFault, match=r"entry 7 fails: .*not one receipt for each member"):
+        verify_ledger(ledger)
+
+
 def test_the_own_receipt_must_be_among_them(trial: Trial, ledger: Copy) -> None:
     """Another site in its place, with a certificate and signature of its own."""
     west = open_ledger(":memory:", "west")

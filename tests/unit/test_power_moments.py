@@ -20,6 +20,7 @@ from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.looking import task_rows
+from veilsum_privacy.mechanism.parts import drawn, hash_is_low
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration
@@ -350,3 +351,14 @@ def test_moments_are_stated_with_their_use() -> None:
     use = MomentUse(order=2, adjust="both")
     assert Alignment(kind="moments", tau=1.0, moments=use).moments == use
     assert use.bound == 1.0
+
+
+def test_what_is_absent_and_the_sign_of_zero_decide_no_part() -> None:
+    """Two spellings of one record are in one part, and have one draw."""
+    present, labels = np.array([[True, False, True]] * 3), np.array([1, 1, -1])
+    features = np.array([[0.0, 0.25, 1.0], [-0.0, -7.0, 1.0], [0.0, 0.25, 1.0]])
+    draws = drawn(features, present, labels, 5)
+    assert draws[0] == draws[1] != draws[2]
+    for share in np.linspace(0.0, 1.0, 33):
+        low = hash_is_low(features, present, labels, float(share))
+        assert low[0] == low[1]

@@ -18,7 +18,7 @@ from veilsum_participant.data.cells import JudgedColumn, judge_table
 from veilsum_participant.data.lines import MAX_LINE, Fault
 from veilsum_participant.data.quality import ColumnCells
 from veilsum_participant.data.sources import read_table, reader_of
-from veilsum_participant.data.subjects import number_subjects, rounded
+from veilsum_participant.data.subjects import number_subjects, rounded, spelled_alike
 from veilsum_participant.settings.query import Source
 from veilsum_privacy.study.schema import CodeColumn, DatasetSchema, DateColumn, NumberColumn
 
@@ -51,6 +51,7 @@ class FindingKind(StrEnum):
     MISSING = "missing value"
     OTHER_CODE = "code of no group"
     ROUNDED = "rounded identifier"
+    ALIKE = "identifier spelled in several ways"
     BROKEN_ROW = Fault.CELLS.value
     OPEN_QUOTE = Fault.QUOTE.value
     LONG_LINE = Fault.LENGTH.value
@@ -143,6 +144,8 @@ def check_dataset(
         found.append((subject, FindingKind.MISSING, numbers[nobody], "the record counts as a person of its own"))
         told = "several persons may share it, as one: store texts with all digits"
         found.append((subject, FindingKind.ROUNDED, numbers[rounded(table.subjects)], told))
+        told = "each spelling is a person of its own: if they are one person's, write them alike, or its loss is a multiple"
+        found.append((subject, FindingKind.ALIKE, numbers[spelled_alike(table.subjects)], told))
     for fault in dict.fromkeys(table.broken.values()):
         rows = [row for row, other in table.broken.items() if other is fault]
         found.append((None, FindingKind(fault.value), rows, _UNUSED[fault]))

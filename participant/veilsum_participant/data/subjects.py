@@ -22,6 +22,10 @@ BUCKETS = 1 << 16
 NO_SUBJECT = ("", "?", "na", "n/a", "nan", "none", "null")
 """Texts that stand for a missing identifier, in any case of letters."""
 
+_PASSED_OVER = ((r"[\p{Z}\p{C}\s]+", ""), (r"^([0-9]+)\.0+$", r"\1"), (r"(^|[^0-9])0+([0-9])", r"\1\2"))
+"""What a reader passes over beside the case and the width of letters, as a regular expression and what is left of it: blanks
+and what is invisible, decimals of a whole number that are zeros, and zeros before a number."""
+
 
 def number_subjects(parts: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Number the subjects from 0, in the order of their first records.
@@ -58,16 +62,36 @@ def rounded(identifiers: Any) -> Bools:
     if pa.types.is_floating(identifiers.type):
         most = 2.0 ** (24 if pa.types.is_float32(identifiers.type) else 53)
         found = pc.greater_equal(pc.abs(identifiers), pa.scalar(most, identifiers.type))
-    elif pa.types.is_string(identifiers.type) or pa.types.is_large_string(identifiers.type):
+    elif _are_texts(identifiers):
         found = pc.match_substring_regex(identifiers, r"^[0-9]([.,][0-9]+)?[eE]\+[0-9]+$")
     else:
         return np.zeros(len(identifiers), dtype=np.bool_)
     return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
+def spelled_alike(identifiers: Any) -> Bools:
+    """Which texts (n,) differ from another one only by what a reader passes over (:data:`_PASSED_OVER`).
+
+    Such texts are of several subjects, and may be of one person, who then counts several times.
+    """
+    if not _are_texts(identifiers):
+        return np.zeros(len(identifiers), dtype=np.bool_)
+    encoded = told(identifiers).dictionary_encode()
+    read = pc.utf8_lower(pc.utf8_normalize(encoded.dictionary, form="NFKC"))
+    for pattern, left in _PASSED_OVER:
+        read = pc.replace_substring_regex(read, pattern, left)
+    alike = read.dictionary_encode().indices.to_numpy()
+    several = np.bincount(alike)[alike] > 1
+    return cast(NDArray[np.bool_], np.append(several, False)[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)])
+
+
+def _are_texts(identifiers: Any) -> bool:
+    return bool(pa.types.is_string(identifiers.type) or pa.types.is_large_string(identifiers.type))
+
+
 def told(identifiers: Any) -> Any:
     """Identifiers as they are compared, null where there is none."""
-    if pa.types.is_string(identifiers.type) or pa.types.is_large_string(identifiers.type):
+    if _are_texts(identifiers):
         identifiers = pc.utf8_normalize(pc.cast(identifiers, pa.large_string()), form="NFC")
         none = pa.array(NO_SUBJECT, pa.large_string())
         missing = pc.or_(pc.is_null(identifiers), pc.is_in(pc.utf8_lower(identifiers), value_set=none))

@@ -9,7 +9,7 @@ An unlimited budget bears everything, and has nothing to find but these: there a
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, RowMapping, delete, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, or_, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from veilsum_node.canonical import digest
@@ -37,7 +37,7 @@ def answer_fault(connection: Connection, site: Site, key: bytes, study: Study, a
     recent = connection.execute(
         select(ANSWERS)
         .where(ANSWERS.c.analyst == analyst, ANSWERS.c.population == population)
-        .where(ANSWERS.c.study != about, ANSWERS.c.time > site.clock() - DAY)
+        .where(ANSWERS.c.study != about, ~_gone(site.clock()))
     )
     unpaid = sum(not _is_paid(connection, row) for row in recent.mappings().all())
     if unpaid < most:
@@ -56,10 +56,15 @@ def keep_answer(connection: Connection, site: Site, key: bytes, study: Study, an
     if (about := _about(connection, site, key, study, analyst)) is None:
         return
     now = site.clock()
-    connection.execute(delete(ANSWERS).where(ANSWERS.c.time <= now - DAY))
+    connection.execute(delete(ANSWERS).where(_gone(now)))
     values = {"analyst": analyst, "population": site.config.population(study.dataset), "time": now}
     kept = upsert(ANSWERS).values(study=about, fits=fits, **values)
     connection.execute(kept.on_conflict_do_update(index_elements=["study", "fits"], set_=values))
+
+
+def _gone(now: int) -> ColumnElement[bool]:
+    """Whether an answer counts no more: it is a day old, or a clock that was wrong dated it more than a day ahead."""
+    return or_(ANSWERS.c.time <= now - DAY, ANSWERS.c.time >= now + DAY)
 
 
 def _about(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> bytes | None:

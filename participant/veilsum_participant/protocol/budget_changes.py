@@ -54,10 +54,11 @@ class Proposal:
 
 
 def proposals(connection: Connection, now: int) -> list[Proposal]:
-    """What waits for a second person, by population; what is older than a week counts no more."""
+    """What waits for a second person, by population; what is older than a week, or dated further ahead, counts no more."""
     if not inspect(connection).has_table(PROPOSALS.name):
         return []
-    query = select(PROPOSALS).where(PROPOSALS.c.time > now - PROPOSAL_SECONDS).order_by(PROPOSALS.c.population)
+    known = PROPOSALS.c.time.between(now - PROPOSAL_SECONDS + 1, now + PROPOSAL_SECONDS)
+    query = select(PROPOSALS).where(known).order_by(PROPOSALS.c.population)
     return [
         Proposal(row.population, Budget(row.epsilon, row.delta, row.adaptive), row.reason, row.operator, row.time)
         for row in connection.execute(query)

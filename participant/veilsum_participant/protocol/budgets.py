@@ -158,7 +158,9 @@ def record_refused_release(connection: Connection, site: Site, reservation: Rese
 
 def too_many(connection: Connection, site: Site, kind: Kind) -> bool:
     """Whether the ledger has taken up as many entries of a kind that others cause today as it takes."""
-    today = site.ledger.entries(kind=kind, since=site.clock() - _DAY + 1, connection=connection)
+    now = site.clock()
+    # what a clock that was wrong dated further ahead would count until then
+    today = site.ledger.entries(kind=kind, since=now - _DAY + 1, until=now + _DAY, connection=connection)
     if len(today) < MOST_REFUSALS:
         return False
     LOG.error(
