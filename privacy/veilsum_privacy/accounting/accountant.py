@@ -159,16 +159,17 @@ class GaussianEvent:
 class Releases:
     """The releases so far, merged, and the epsilon that they cost by a rule. Immutable.
 
-    Beside the releases it keeps the sum of (D / sigma)^2 of those outside of courses, in whole multiples of 2^-60, each step's
-    rounded up; RDP curves are summed so where a rule asks for them. So adding, removing and merging are exact, take the same
+    Beside the releases it keeps the sum of (D / sigma)^2 of those outside of courses, and of all RDP curves once a rule asked
+    for that, in whole multiples of 2^-60, every step's rounded up. So adding, removing and merging are exact, take the same
     time however many releases there are (but for copying their index), and epsilon depends on the multiset of events only, to
     the last bit.
     """
 
-    __slots__ = ("_courses", "_groups", "_ratio")
+    __slots__ = ("_courses", "_curve", "_groups", "_ratio")
 
     def __init__(self) -> None:
         self._groups: dict[tuple[float, float], int] = {}
+        self._curve: Curve | None = None
         self._ratio = 0  # of releases outside of courses, as smooth noise
         self._courses: dict[tuple[Course, float, float], int] = {}  # (course, rate, smooth ratio) -> steps
 
@@ -215,27 +216,28 @@ class Releases:
     def _changed(self, counted: Iterable[tuple[GaussianEvent, int]], sign: int) -> Releases:
         changed = Releases()
         changed._groups, changed._ratio, changed._courses = self._groups.copy(), self._ratio, self._courses.copy()
+        added: dict[tuple[float, float], int] = {}
         for event, count in counted:
             check_event(event, count)
             if not count:
                 continue
             rate, steps = event.sampling_rate, event.steps * count
-            _add(changed._groups, (rate, event.ratio), sign * steps)
+            added[rate, event.ratio] = added.get((rate, event.ratio), 0) + sign * steps
             if event.course is None:
                 changed._ratio += sign * steps * math.ceil(math.ldexp(event.smooth_ratio, SCALE_BITS))
             else:
                 _add(changed._courses, (event.course, rate, event.smooth_ratio), sign * steps)
+        for key, steps in added.items():
+            _add(changed._groups, key, steps)
+        changed._curve = None if self._curve is None else _summed(self._curve, added)
         return changed
 
     @property
     def curve_units(self) -> Curve:
         """RDP of all releases at :data:`.renyi.ORDERS`, in units of 2^-60."""
-        from veilsum_privacy.accounting.renyi import ORDERS, step_curve  # which the rule ``gaussian`` does without
-
-        curve = [0] * len(ORDERS)
-        for key, steps in self._groups.items():
-            curve = [total + steps * value for total, value in zip(curve, step_curve(*key), strict=True)]
-        return tuple(curve)
+        if self._curve is None:
+            self._curve = _summed((), self._groups)
+        return self._curve
 
     def pair(self, *, sampling: bool = True) -> tuple[float, float]:
         """The sums of mu^2 and of slack by the rule ``gaussian``, rounded up.
@@ -286,6 +288,16 @@ class Releases:
 
         curve = to_floats(self.curve_units)
         return standard_epsilon(curve, delta) if adaptive == "standard" else strict_epsilon(curve, delta)
+
+
+def _summed(curve: Curve, groups: Groups) -> Curve:
+    """A curve, all zeros if empty, with these steps'."""
+    from veilsum_privacy.accounting.renyi import ORDERS, step_curve  # which the rule ``gaussian`` does without
+
+    curve = curve or (0,) * len(ORDERS)
+    for key, steps in groups.items():
+        curve = tuple(total + steps * value for total, value in zip(curve, step_curve(*key), strict=True))
+    return curve
 
 
 History = Releases | Mapping[GaussianEvent, int] | Iterable[GaussianEvent]

@@ -1,7 +1,4 @@
-"""The plan of how much noise each site adds to a sum; how it is drawn is :mod:`.noise`.
-
-What counts, states and verifies releases knows plans, and draws nothing.
-"""
+"""The plan of how much noise each site adds to a sum, for whoever counts releases too; how it is drawn is :mod:`.noise`."""
 
 from __future__ import annotations
 
