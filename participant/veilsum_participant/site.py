@@ -195,8 +195,7 @@ class Site:
     def datasets(self) -> Datasets:
         """What reads the records: made when a study asks for some."""
         with self._making:
-            if self._datasets is None:
-                self._datasets = self.reading()
+            self._datasets = self._datasets or self.reading()
             return self._datasets
 
     @datasets.setter
@@ -207,13 +206,18 @@ class Site:
     def studies(self) -> Studies:
         """What traces the tasks of studies: made when there is one."""
         with self._making:
-            if self._studies is None:
-                self._studies = self.tracing()
+            self._studies = self._studies or self.tracing()
             return self._studies
 
     @studies.setter
     def studies(self, found: Studies) -> None:
         self._studies = found
+
+    def forget(self, digest: bytes) -> None:
+        """Let go of what is remembered for a study that is over."""
+        for made in (self._datasets, self._studies):
+            if made is not None:
+                made.forget(digest)
 
     def close(self) -> None:
         """End what reads and traces, and close the database."""
