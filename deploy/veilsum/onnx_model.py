@@ -199,7 +199,7 @@ def _scores(graph: Graph, model: Model, head: Head, x: str, count: int) -> str:
 
 
 def _clipped_about(graph: Graph, x: str, centre: Floats, clip: float | None) -> str:
-    """Features less a centre, scaled down to an L2 norm of ``clip`` (:func:`.clipping.clipped_about`)."""
+    """Features less a centre, scaled down to an L2 norm of ``clip`` (:func:`.predict.clipped_about`)."""
     moved = graph.node("Sub", graph.single(x), graph.constant(centre.astype(np.float32)))
     most = graph.constant(np.array([[clip]], dtype=np.float32))
     norms = graph.node("ReduceL2", moved, axes=[1], keepdims=1)

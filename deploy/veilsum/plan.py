@@ -31,7 +31,7 @@ from veilsum_privacy.accounting.deltas import delta_warning
 from veilsum_privacy.accounting.prices import declared_event, study_rule
 from veilsum_privacy.dossier.figures import cost as rounded_up
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.mechanism.noise_plan import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy

@@ -7,6 +7,7 @@ code.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -22,17 +23,17 @@ from veilsum_node.errors import Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, key_fingerprint
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant.datasets import DAY, Datasets, Reading, Snapshot
 from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
-from veilsum_participant.studies import Studies
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.securesum import NONCE_BYTES
 
 if TYPE_CHECKING:
     from veilsum_node.identity.directory import Directory
+    from veilsum_participant.datasets import Datasets, Reading, Snapshot
     from veilsum_participant.settings.config import ParticipantConfig
+    from veilsum_participant.studies import Studies
     from veilsum_privacy.computation.declared import DeclaredStudy, DeclaredTask, Encode
     from veilsum_privacy.mechanism.records import Records
     from veilsum_privacy.study.schema import DatasetSchema
@@ -133,7 +134,8 @@ COMPLETE = (
 )
 
 
-def _local_studies() -> Studies:
+def local_studies() -> Studies:
+    """What traces tasks in this process."""
     from veilsum_participant.local_studies import LocalStudies  # all tasks, which a participant's guard does without
 
     return LocalStudies()
@@ -156,8 +158,8 @@ class Site:
         directory: what the pins of ``config`` come from, if it is a confirmed directory.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
         reads_only: whether the database was opened to read; then nothing is made or brought up to date in it.
-        datasets: what reads the records.
-        studies: what traces the tasks of studies; by default this process.
+        reading: makes what reads the records.
+        tracing: makes what traces the tasks of studies; by default this process.
     """
 
     config: ParticipantConfig
@@ -177,14 +179,52 @@ class Site:
     reads_only: bool = False
     unmatched: dict[str, float] = field(default_factory=dict)
     nonce: bytes = field(init=False)
-    datasets: Datasets = field(kw_only=True, repr=False)
-    studies: Studies = field(kw_only=True, default_factory=_local_studies, repr=False)
+    _making: threading.Lock = field(init=False, repr=False, default_factory=threading.Lock)
+    _datasets: Datasets | None = field(init=False, repr=False, default=None)
+    _studies: Studies | None = field(init=False, repr=False, default=None)
+    reading: Callable[[], Datasets] = field(kw_only=True, repr=False)
+    tracing: Callable[[], Studies] = field(kw_only=True, default=local_studies, repr=False)
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
         self.ledger_known.set()
         if not self.reads_only:
             create_tables(self.database)
+
+    @property
+    def datasets(self) -> Datasets:
+        """What reads the records: made when a study asks for some."""
+        with self._making:
+            self._datasets = self._datasets or self.reading()
+            return self._datasets
+
+    @datasets.setter
+    def datasets(self, found: Datasets) -> None:
+        self._datasets = found
+
+    @property
+    def studies(self) -> Studies:
+        """What traces the tasks of studies: made when there is one."""
+        with self._making:
+            self._studies = self._studies or self.tracing()
+            return self._studies
+
+    @studies.setter
+    def studies(self, found: Studies) -> None:
+        self._studies = found
+
+    def forget(self, digest: bytes) -> None:
+        """Let go of what is remembered for a study that is over."""
+        for made in (self._datasets, self._studies):
+            if made is not None:
+                made.forget(digest)
+
+    def close(self) -> None:
+        """End what reads and traces, and close the database."""
+        for made in (self._datasets, self._studies):
+            if made is not None:
+                made.close()
+        self.database.close()
 
     def agreed(self, data: bytes) -> DeclaredStudy:
         """As :meth:`.Studies.agreed`."""
@@ -258,12 +298,12 @@ class Site:
         """:meth:`records`, and of a query what they were then."""
         return self.datasets.read(dataset, self.config.datasets[dataset], schema)
 
-    def batches(self, dataset: str, schema: DatasetSchema, *, by_subject: bool, seconds: float = DAY) -> Reading:
+    def batches(self, dataset: str, schema: DatasetSchema, *, by_subject: bool, seconds: float = math.inf) -> Reading:
         """As :meth:`.Datasets.batches`."""
         offered = self.config.datasets[dataset]
         return self.datasets.batches(dataset, offered, schema, by_subject=by_subject, seconds=seconds)
 
-    def whole(self, dataset: str, schema: DatasetSchema, *, seconds: float = DAY) -> Reading:
+    def whole(self, dataset: str, schema: DatasetSchema, *, seconds: float = math.inf) -> Reading:
         """:meth:`read` in one batch."""
         return self.datasets.whole(dataset, self.config.datasets[dataset], schema, seconds=seconds)
 

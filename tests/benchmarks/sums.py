@@ -16,7 +16,7 @@ from benchmarks.timing import timed
 from support.one_time import Members, make_members
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_privacy.mechanism.noise import plan_noise
+from veilsum_privacy.mechanism.noise_plan import plan_noise
 from veilsum_privacy.results.whole_sums import total_from_bytes
 from veilsum_privacy.securesum.check_words import challenge, check_words, verify_check_words
 from veilsum_privacy.securesum.key_shares import share_to_bytes

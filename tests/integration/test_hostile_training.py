@@ -24,7 +24,7 @@ from veilsum_participant.protocol.endorsement import recover_receipts
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.computation.weights import WEIGHTS
 from veilsum_privacy.ledger import Kind, Mechanism
-from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.mechanism.noise_plan import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy

@@ -27,7 +27,7 @@ from veilsum_privacy.accounting.figures import rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import LedgerFault
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.agreed import AgreedStudy

@@ -27,7 +27,7 @@ from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.countersigning import part_of_receipt
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.services import StudiesStub
 

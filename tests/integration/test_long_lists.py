@@ -31,7 +31,7 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.transport.channel import open_channel
 from veilsum_privacy.ledger import Mechanism
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_proto import MAX_MESSAGE_BYTES
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.services import StudiesStub

@@ -31,7 +31,7 @@ from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_participant.telemetry.shared_metrics import samples as shared_samples
 from veilsum_participant.telemetry.shared_metrics import told_seconds
 from veilsum_participant.telemetry.watching import watched
-from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.mechanism.noise_plan import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_proto import SOFTWARE
 from veilsum_proto import federation_pb2 as pb

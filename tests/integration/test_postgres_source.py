@@ -384,7 +384,7 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
 
     def compared() -> list[bool | None]:
         reopened = Site(
-            site.config, site.credentials, site.database, site.ledger, site.clock, site.random, datasets=LocalDatasets()
+            site.config, site.credentials, site.database, site.ledger, site.clock, site.random, reading=LocalDatasets
         )
         return [item.same for item in compare_snapshots(reopened)]
 

@@ -129,10 +129,9 @@ HARMLESS: dict[str, str] = {
         f"{_ACCOUNTING}/accountant.py::GaussianEvent.__post_init__: 0 < self.variance <= 2 ** 128 "
         "-> 0 <= self.variance <= 2 ** 128"
     ): "no noise at all is too small beside any sensitivity, which is refused next",
-    f"{_ACCOUNTING}/accountant.py::Releases._changed: True -> False": _ORDERS,
+    f"{_ACCOUNTING}/accountant.py::_summed: True -> False": _ORDERS,
     (
-        f"{_ACCOUNTING}/accountant.py::Releases._changed: zip(curve, step_curve(*key), strict=True) "
-        "-> zip(curve, step_curve(*key))"
+        f"{_ACCOUNTING}/accountant.py::_summed: zip(curve, step_curve(*key), strict=True) -> zip(curve, step_curve(*key))"
     ): _ORDERS,
     f"{_ACCOUNTING}/figures.py::_prv: 1 -> 2": _LENGTH,
     f"{_ACCOUNTING}/figures.py::_prv: np.array(sampled, dtype=np.float64) -> np.array(sampled)": (

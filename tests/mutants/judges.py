@@ -55,7 +55,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/securesum/seal_files.py": ("tests/unit/test_seal_files.py",),
     "privacy/veilsum_privacy/securesum/rounding.py": ("tests/unit/test_one_time_rounding.py",),
     "privacy/veilsum_privacy/securesum/graph.py": ("tests/unit/test_securesum_graph.py",),
-    "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
+    **{f"privacy/veilsum_privacy/mechanism/{part}.py": _NOISE for part in ("noise", "noise_plan")},
     "privacy/veilsum_privacy/mechanism/steps.py": ("tests/unit/test_steps.py", "tests/integration/test_fresh_noise.py"),
     "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,
     "privacy/veilsum_privacy/mechanism/exact.py": ("tests/unit/test_features.py",),

@@ -96,7 +96,7 @@ class Process:
         ledger = Ledger(self.disk.database, credentials=self.credentials, clock=self.clock, random=random)
         noise: RandomSource = SeededRandom(source + b"noise")
         site = Site(
-            self.config, self.credentials, self.disk.database, ledger, self.clock, random, noise, datasets=LocalDatasets()
+            self.config, self.credentials, self.disk.database, ledger, self.clock, random, noise, reading=LocalDatasets
         )
         self.core, self.serial, self.inbox, self.caught_up = ParticipantCore(site), None, [], False
 

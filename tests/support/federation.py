@@ -260,4 +260,4 @@ def open_test_site(
         with database.transaction() as connection:
             epsilon, delta = budget
             ledger.set_budget(connection, DATASET, epsilon, delta, reason="test", operator="test", adaptive="gaussian")
-    return Site(config, credentials, database, ledger, clock, random, datasets=LocalDatasets())
+    return Site(config, credentials, database, ledger, clock, random, reading=LocalDatasets)

@@ -24,7 +24,7 @@ from veilsum_node.database import Database
 from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
 from veilsum_privacy.ledger import Ledger, LedgerReader, Mechanism, Mirror, Receipt, Reservation, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import consent_commitment, consent_proof, sign_receipt
-from veilsum_privacy.mechanism.noise import plan_noise
+from veilsum_privacy.mechanism.noise_plan import plan_noise
 
 STUDY = hashlib.sha256(b"study").digest()
 OTHER_STUDY = hashlib.sha256(b"other study").digest()

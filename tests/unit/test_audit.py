@@ -26,7 +26,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.study.study import NoiseKind, Study, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.agreed import RoundPlan

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
+import mmap
 import os
 import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -361,6 +363,22 @@ def sealed(data: bytes) -> int:
     return os.dup(made.descriptor)
 
 
+def laid_out(pages: Sequence[str], *, behind: int = 0, short: int = 0) -> int:
+    """Sealed memory whose pages are ``data``, a ``hole``, or ``had`` without having been written, with some behind its end."""
+    descriptor, page = os.memfd_create("hostile", os.MFD_ALLOW_SEALING), mmap.PAGESIZE
+    os.ftruncate(descriptor, max(0, page * len(pages) - short))
+    for place, kind in enumerate([*pages, *["had"] * behind]):
+        if kind == "data":
+            os.pwrite(descriptor, b"x", page * place)
+        elif kind == "had":
+            keep_size, libc = 1, ctypes.CDLL(None, use_errno=True)
+            assert libc.fallocate(descriptor, keep_size, ctypes.c_long(page * place), ctypes.c_long(page)) == 0
+    fcntl.fcntl(
+        descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    )
+    return descriptor
+
+
 RIGHT = Echoed(b"right").to_bytes()
 LONG = Echoed(bytes(INLINE + 1)).to_bytes()
 
@@ -394,6 +412,10 @@ HOSTILE: dict[str, Callable[[int, int], list[tuple[bytes, list[int]]]]] = {
     "many descriptors": lambda code, call: [(frame(code, call, RIGHT), [sealed(b"x") for _ in range(60)])],
     "a block that is too large": lambda code, call: [
         (frame(code, call, RIGHT, magic=BESIDE), [sealed(bytes(4 * INLINE + 1))])
+    ],
+    "a block of holes": lambda code, call: [(frame(code, call, RIGHT, magic=BESIDE), [laid_out(["hole"] * 4)])],
+    "a block of holes with memory behind its end": lambda code, call: [
+        (frame(code, call, RIGHT, magic=BESIDE), [laid_out(["hole"] * 4, behind=4)])
     ],
     "an end": lambda code, call: [],
 }
@@ -548,6 +570,24 @@ def test_who_answers_ends_at_what_is_no_request(data: bytes) -> None:
         serve(FramedSocket(theirs), (Echo,), echo, told)
     assert ours.recv(16) == b""
     ours.close()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(["data", "data", "data", "hole", "had"]), max_size=6), st.integers(0, 6), st.integers(0, 4000))
+def test_memory_that_is_taken_is_there_and_whoever_looks_has_none_made(pages: list[str], behind: int, short: int) -> None:
+    """Whatever its maker did to have as many blocks counted as it has bytes."""
+    descriptor = laid_out(pages, behind=behind, short=short)
+    try:
+        taken = SealedMemory.received(os.dup(descriptor))
+    except HostileInput:
+        assert set(pages) - {"data"}
+    else:
+        before = os.fstat(descriptor).st_blocks
+        bytes(taken.view())
+        assert os.fstat(descriptor).st_blocks == before
+        assert taken.size == max(0, mmap.PAGESIZE * len(pages) - short)
+    finally:
+        os.close(descriptor)
 
 
 def test_sealed_memory_cannot_be_changed() -> None:

@@ -30,7 +30,7 @@ from veilsum_deploy.demo import report
 from veilsum_node.errors import StateError
 from veilsum_privacy.accounting.accountant import GaussianEvent, epsilon_of
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks import build_task

@@ -41,7 +41,7 @@ from veilsum_privacy.backup.restore import write_mark
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.dossier.ledgers import entry_fields, open_source
 from veilsum_privacy.ledger import Mechanism, read_export
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.study.study import study_digest
 
 RDP_OF_SIGMA_4 = 1.0126  # privacy.md, delta 1e-5

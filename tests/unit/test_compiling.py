@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -10,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from support import golden_sums
 from support.apart import Answer, ThreadStarter
@@ -20,13 +24,14 @@ from support.studies import compiled, shifted_sites
 from veilsum_node.errors import HostileInput, Misuse, VeilsumError
 from veilsum_participant.boundary import compiler as table
 from veilsum_participant.boundary.compiler import GraphSaid, StudySaid, TaskSaid, TrainingSaid
-from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.boundary.encoding import Inquiry, Message, rules
 from veilsum_participant.worker.compiled import CompiledTask
 from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.computation.declared import Given
 from veilsum_privacy.computation.said_terms import terms_to_json
-from veilsum_privacy.computation.terms import TaskTerms
+from veilsum_privacy.computation.terms import TaskTerms, products_from_json
 from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.mechanism.rows.graph import RowGraph, node
 from veilsum_privacy.mechanism.rows.symbols import record_of, traced
@@ -282,6 +287,128 @@ def test_what_is_no_graph_of_the_studys_columns_is_refused_before_a_record_is_re
 
     with pytest.raises(HostileInput):
         total_of(compiling(meddle), study, plain().broadcast, records())  # type: ignore[arg-type]
+
+
+HOSTILE: list[Any] = [
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**200, -(2**63), 1.5, 5e-324, 1e308, math.inf, -math.inf, math.nan, "",
+    "\ud800",
+    "x" * 300, [], [[]], [0], [-1], [2**40], {}, {"a": 1}, "features", "label", "opaque", "inputs", "<f8",
+]  # fmt: skip
+"""What may stand in JSON where something else should."""
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a value of JSON."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from paths(item, (*path, key))
+
+
+def put(value: Any, path: tuple[Any, ...], other: Any) -> Any:
+    """The same with something else there."""
+    if not path:
+        return other
+    changed = value.copy()
+    changed[path[0]] = put(value[path[0]], path[1:], other)
+    return changed
+
+
+@pytest.fixture(scope="module")
+def heads() -> list[tuple[str, Any, bytes]]:
+    """Terms, products and heads of graphs as a compiler says them, of many tasks, and the arrays behind each head."""
+    found: list[tuple[str, Any, bytes]] = []
+    for setting in SETTINGS[::9]:
+        study = study_of(setting)
+        task = AgreedStudy(study).tasks[0]
+        said = json.loads(json.dumps(terms_to_json(task.terms)))
+        found += [("terms", said, b""), ("products", said["products"], b"")]
+        if task.terms.kind in ("rows", "factors"):
+            with contextlib.suppress(HostileInput):  # a setting may need more than these
+                data = task.row_graph(broadcast_of(setting, study, setting.broadcast), Given()).to_bytes()
+                _, _, rest = data.partition(b"\n")
+                size = int.from_bytes(rest[:8], "little")
+                found.append(("graph", json.loads(rest[8 : 8 + size]), rest[8 + size :]))
+    assert {kind for kind, value, _ in found if value is not None} == {"terms", "products", "graph"}
+    return [(kind, value, rest) for kind, value, rest in found if value is not None]
+
+
+@settings(max_examples=1500, deadline=None, derandomize=True)
+@given(drawn=st.data())
+def test_whatever_stands_in_terms_or_in_a_graph_is_read_or_refused(heads: list[tuple[str, Any, bytes]], drawn: Any) -> None:
+    """No other exception, by which a compiler would end the sessions of all studies."""
+    kind, value, rest = drawn.draw(st.sampled_from(heads))
+    said = put(value, drawn.draw(st.sampled_from(list(paths(value)))), drawn.draw(st.sampled_from(HOSTILE)))
+    head = json.dumps(said).encode()
+    with contextlib.suppress(HostileInput):
+        if kind == "terms":
+            TaskTerms.from_json(said)
+        elif kind == "products":
+            products_from_json(said)
+        else:
+            RowGraph.from_bytes(b"veilsum.rows.1\n" + len(head).to_bytes(8, "little") + head + rest)
+
+
+def strange(of: type[Message]) -> Iterator[Message]:
+    """Messages of a class that are within its bounds and say nothing that there is, a field at a time and all at once."""
+    values: dict[str, list[Any]] = {}
+    for name, rule in rules(of).items():
+        match rule.kind:
+            case "number":
+                found: list[Any] = [rule.most]
+            case "real":
+                found = [1e308, -1.0]
+            case "octets":
+                found = [b"\xff" * max(16, rule.least), b"[]" * 8, b"null"]
+            case "text":
+                found = ["\x00\u202e", "x" * min(rule.most, 300)]
+            case "message" if rule.of is not None:
+                found = [rule.of(), *strange(rule.of)]
+            case _:
+                found = [None]
+        values[name] = [*([()] if rule.many else []), *([(each,) for each in found] if rule.many else found)]
+    yield of()
+    for name, kinds in values.items():
+        for value in kinds:
+            yield of(**{name: value})
+    yield of(**{name: kinds[-1] for name, kinds in values.items()})
+
+
+@pytest.mark.parametrize("asked", table.REQUESTS, ids=lambda asked: asked.__name__)
+def test_whatever_a_compiler_says_before_a_reservation_is_taken_or_refused(
+    asked: type[Inquiry[Any]], compiling: Making
+) -> None:
+    """By an error that is one of a study: another would end the sessions of all studies."""
+    followed = {"steps": 2, "centre": False, "followed": True}
+    model = compiled("fedsgd", followed, epsilon=8.0, cohort_difference="allowed", min_cohort=2)
+    said, met = 0, contextlib.suppress(VeilsumError)
+    for answer in strange(asked.answer):
+
+        def meddle(request: Inquiry[Any], honest: Answer, answer: Message = answer) -> Message | None:
+            nonlocal said
+            said += type(request) is asked
+            return answer if type(request) is asked else honest(request)
+
+        studies = compiling(meddle)
+        for study, broadcast in ((study_of(plain()), plain().broadcast), (model, {})):
+            agreed = studies.agreed(study.to_bytes())
+            with met:
+                studies.asked(study)
+            for given_ in (None, broadcast):
+                with met:
+                    studies.rehearse(agreed.tasks[0], given_)
+            with met:
+                agreed.tasks[0].row_graph(broadcast, Given())
+        with met:
+            following = studies.follow(agreed, b"")
+            with met:
+                following.begin_with(b"".join(following.broadcast("gradient")))
+            with met:
+                following.take("gradient", np.zeros(4, dtype=np.int64), 3)
+            decode_broadcast(b"".join(following.broadcast("gradient")))
+        studies.close()
+    training = {table.AskDerived, table.BeginTraining, table.AnswerTraining, table.TrainOnNone}  # after a reservation
+    assert said or asked in training
 
 
 def test_what_a_compiler_showed_and_what_is_meant_cross_once(compiling: Making) -> None:

@@ -27,11 +27,10 @@ from veilsum_privacy.accounting.estimate import (
     epsilon_by_inversion,
     surely_within,
 )
-from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
+from veilsum_privacy.accounting.gaussian import SCALE_BITS, analytic_gaussian_epsilon
 from veilsum_privacy.accounting.losses import LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,
-    SCALE_BITS,
     STRICT_ORDERS,
     conversion,
     sampled_curve,

@@ -34,7 +34,7 @@ from veilsum_privacy.dossier.page import CODES, MOST_ROWS, refusal_rows, release
 from veilsum_privacy.dossier.protection import ANNEXES, impact_assessment
 from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation
 from veilsum_privacy.ledger.statements import RequestedStudy
-from veilsum_privacy.mechanism.noise import plan_noise
+from veilsum_privacy.mechanism.noise_plan import plan_noise
 
 DELTA = 1e-5
 DAY = 86_400

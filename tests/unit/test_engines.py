@@ -33,7 +33,7 @@ from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation import contribution
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy

@@ -16,12 +16,18 @@ from support.neighbours import SETTINGS, schema
 from veilsum_aggregation.alignment import local_map
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.mechanism.exact import ExactAffine
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.study.projections import projection_digest
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.feature_maps import exact_affine, map_records
+from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters
+
+
+def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
+    """Rows (n, p) by a matrix (m, p) and an offset (m,)."""
+    return ExactAffine(matrix, offset)(x)
 
 
 def drawn(rng: np.random.Generator, n: int, p: int, m: int, spread: float) -> tuple[Floats, Floats, Floats]:

@@ -43,7 +43,7 @@ from veilsum_privacy.accounting.figures import estimated_epsilon, prv_epsilon, r
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
 from veilsum_privacy.ledger import Budget, Kind, Ledger, LedgerReader, Mechanism, Reservation, Witness
 from veilsum_privacy.ledger.totals import Follower
-from veilsum_privacy.mechanism.noise import plan_noise
+from veilsum_privacy.mechanism.noise_plan import plan_noise
 
 DELTA = 1e-5
 

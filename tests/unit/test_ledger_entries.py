@@ -17,7 +17,7 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.entries import Entry, events_of, read_kind
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 
 SPREAD = Mechanism(GRID, NoisePlan("distributed", 16_000_000, 3, 1))
 LOCAL = Mechanism(GRID, NoisePlan("local", 9_000_000, 1, 2), 0.25, 7)

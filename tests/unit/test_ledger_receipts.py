@@ -32,7 +32,7 @@ from veilsum_privacy.ledger.receipts import (
     whole_receipts,
     whole_word,
 )
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 
 STUDY, CONTEXT, HEAD, OTHER = (bytes([number]) * 32 for number in range(1, 5))
 NORTH, SOUTH = credentials_of("north"), credentials_of("south")

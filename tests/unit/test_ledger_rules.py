@@ -17,7 +17,7 @@ from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.entries import Entry
 from veilsum_privacy.ledger.mirror_rules import MirrorRules
 from veilsum_privacy.ledger.rules import SiteRules
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 
 DELTA = 1e-5
 BUDGET = {"epsilon": (50.0).hex(), "reason": "r", "operator": "o"}

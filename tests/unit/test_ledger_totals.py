@@ -20,7 +20,7 @@ from veilsum_privacy.ledger import Budget, Kind, Mechanism, totals
 from veilsum_privacy.ledger.statements import estimate_of
 from veilsum_privacy.ledger.sums import Sum, total_epsilon
 from veilsum_privacy.ledger.totals import BudgetStep, Follower, ReleaseStep, Standing, Step, Totals
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 
 BUDGETS = [Budget(3.0, 1e-5), Budget(None, 1e-6), Budget(1.0, 1e-5, "strict")]
 BUDGET = BUDGETS[0]

@@ -25,7 +25,8 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import Evaluations
 from veilsum_privacy.mechanism.answering import answered
 from veilsum_privacy.mechanism.factors import left_of
-from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.mechanism.noise import discrete_gaussian
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.mechanism.requests import Request
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.steps import Steps

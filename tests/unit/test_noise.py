@@ -21,7 +21,8 @@ from veilsum_node.errors import Misuse
 from veilsum_node.keystream import Expanded
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism import noise
-from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise, task_noise
+from veilsum_privacy.mechanism.noise import discrete_gaussian, exp_bracket
+from veilsum_privacy.mechanism.noise_plan import NoisePlan, plan_noise, task_noise
 from veilsum_privacy.study.study import NoiseKind
 
 ALPHA = 1e-6  # per test; seeds are fixed, so a passing test stays passing

@@ -15,7 +15,7 @@ from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Role, SigningKey, verify_certificate
 from veilsum_participant.protocol.policy import member_faults, noise_faults, trusted
 from veilsum_participant.settings.config import Policy
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import Member, enrol
 

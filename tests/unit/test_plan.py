@@ -42,7 +42,7 @@ from veilsum_node.fields import Frozen
 from veilsum_node.phrases import rounded
 from veilsum_privacy.accounting.accountant import GaussianEvent, epsilon_of
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
+from veilsum_privacy.mechanism.noise_plan import NoisePlan, task_noise
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb

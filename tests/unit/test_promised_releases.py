@@ -36,7 +36,7 @@ from veilsum_participant.store.pending import PendingState, add_pending
 from veilsum_participant.store.studies import StudyState, add_study
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.statements import RequestedStudy, declared_mechanisms
-from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
+from veilsum_privacy.mechanism.noise_plan import NoisePlan, task_noise
 from veilsum_privacy.study.study import Study, study_digest
 
 KEY = bytes(32)

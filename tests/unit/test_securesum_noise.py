@@ -13,7 +13,7 @@ from support.one_time import make_members
 from support.randomness import SeededRandom
 from support.securesum import ALPHA
 from veilsum_node.errors import Misuse
-from veilsum_privacy.mechanism.noise import NoisePlan, plan_noise
+from veilsum_privacy.mechanism.noise_plan import NoisePlan, plan_noise
 from veilsum_privacy.securesum.opening import unmask_values
 from veilsum_privacy.securesum.ring import RING_4096
 from veilsum_privacy.study.study import NoiseKind

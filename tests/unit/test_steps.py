@@ -16,7 +16,7 @@ from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.computation.weights import SCORES, WEIGHTS, cohort_factors, largest_share
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 
 

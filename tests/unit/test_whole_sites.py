@@ -27,7 +27,7 @@ from veilsum_privacy.computation.looking import task_rows
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.mechanism.answering import answered
 from veilsum_privacy.mechanism.factors import Entries, Products
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.mechanism.requests import Request
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.symbols import record_of, traced

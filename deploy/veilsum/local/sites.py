@@ -78,7 +78,7 @@ def make_local(
             budgets={dataset: BudgetConfig(epsilon="unlimited", delta=DELTA)},
             policy=policy,
         )
-        site = open_site(config, clock=clock, studies=studies)
+        site = open_site(config, clock=clock, tracing=lambda: studies)
         stack.callback(site.database.close)
         cores[party.name] = ParticipantCore(site)
     database = stack.enter_context(open_database(kit.coordinator.directory / "coordinator.db"))

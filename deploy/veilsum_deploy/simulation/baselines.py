@@ -48,7 +48,7 @@ from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.personal import personalise
 from veilsum_participant.applying.recipe import OwnAlignment
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.results.release_names import release_digest
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast

@@ -20,7 +20,8 @@ from veilsum_deploy.evaluation import pool
 from veilsum_deploy.simulation.engines import Shared
 from veilsum_node.randomness import RandomSource, SystemRandom
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, compute_sum
-from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, gaussian_around
+from veilsum_privacy.mechanism.noise import discrete_gaussian, gaussian_around
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.tasks.base import Records, RowTask, Task

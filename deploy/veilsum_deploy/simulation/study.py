@@ -20,6 +20,7 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.data.encoders import load_encoder
 from veilsum_participant.data.quality import ColumnCells
 from veilsum_participant.settings.encoder_files import file_digest
+from veilsum_privacy.mechanism.exact import ExactAffine
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program as FrozenProgram
 from veilsum_privacy.study.encoder import Projection
@@ -27,7 +28,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, exact_affine
+from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.training.weights import offer
 
 Program = Callable[[Floats], Floats]
@@ -81,7 +82,7 @@ class SimulationDraft:
 
         def encode(records: Records) -> Records:
             x = np.where(records.present, records.features, 0.0)
-            mapped = exact_affine(x, arrays[ENCODER_MATRIX], arrays[ENCODER_OFFSET]) if program is None else program(x)
+            mapped = ExactAffine(arrays[ENCODER_MATRIX], arrays[ENCODER_OFFSET])(x) if program is None else program(x)
             whole = np.ones_like(mapped, dtype=np.bool_)
             whole[~(records.present.all(axis=1) & np.isfinite(mapped).all(axis=1))] = False
             return Records(np.where(whole, mapped, 0.0), whole, records.labels)

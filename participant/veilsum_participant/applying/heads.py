@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.mechanism.clipping import clipped_about
 from veilsum_privacy.training.models import GROUP, MODELS, RELEASED, Architecture, ModelSpec, build_architecture
-from veilsum_privacy.training.predict import scores
+from veilsum_privacy.training.predict import clipped_about, scores
 
 Array = Annotated[str, Field(min_length=1, max_length=256)]
 """The name of an array in the bundle."""

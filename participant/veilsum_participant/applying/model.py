@@ -32,11 +32,12 @@ from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Mis
 from veilsum_participant.applying.heads import PERSONAL, NetworkHead, PersonalHead, head_scores
 from veilsum_participant.applying.recipe import MadeBy, Maps, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
 from veilsum_participant.settings.encoder_files import file_digest
+from veilsum_privacy.mechanism.exact import ExactAffine
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program, RandomFeatures
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.feature_maps import exact_affine, height, waves
+from veilsum_privacy.tasks.feature_maps import height, waves
 from veilsum_privacy.tasks.parameters import MomentUse
 from veilsum_privacy.training.models import Architecture
 from veilsum_privacy.training.weights import offer, offered
@@ -145,9 +146,9 @@ class Model:
         x = np.where(records.present & whole[:, None], records.features, 0.0)
         if isinstance(self.recipe.encoder, ProjectionArrays):
             named = self.recipe.encoder
-            x = exact_affine(x, self.arrays[named.matrix], self.arrays[named.offset])
+            x = ExactAffine(self.arrays[named.matrix], self.arrays[named.offset])(x)
         elif isinstance(drawn := self.recipe.encoder, RandomFeatures):
-            x = np.cos(exact_affine(x, *waves(drawn))) * height(drawn)
+            x = np.cos(ExactAffine(*waves(drawn))(x)) * height(drawn)
         elif self.program is not None:
             x = self.program(x)
         if move is not None:
@@ -390,7 +391,7 @@ def _power_sums(made: MadeBy, recipe: Recipe, x: Floats) -> dict[str, Floats]:
 
 def _affine_move(matrix: Floats, offset: Floats) -> Move:
     """x -> matrix x + offset, each row by itself."""
-    return lambda x, present: exact_affine(x, matrix, offset)
+    return lambda x, present: ExactAffine(matrix, offset)(x)
 
 
 def _by_columns(own: Callable[[Floats], Floats], use: MomentUse, recipe: Recipe) -> Move:

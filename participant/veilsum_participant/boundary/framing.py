@@ -16,7 +16,6 @@ import fcntl
 import mmap
 import os
 import socket
-import stat
 import struct
 import threading
 from collections.abc import Iterable
@@ -49,7 +48,6 @@ _SEALED, _BESIDE, _LANED, _LENDS = 1, 2, 4, 8
 _FLAGS = {b"v%x" % flags: flags for flags in range(16)}
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _FD = struct.Struct("i")
-_BLOCK = 512  # bytes that stat(2) counts as one, whatever the file system
 _MOST_FDS = 3
 
 R = TypeVar("R", bound=Message)
@@ -88,14 +86,15 @@ class SealedMemory:
         found = cls(descriptor, 0)
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-            status = os.fstat(descriptor)
+            found.size = os.fstat(descriptor).st_size
+            # sealed against writing, so that none is punched later; blocks are no proof, for there may be some behind the end
+            filled = os.lseek(descriptor, 0, os.SEEK_HOLE) if found.size else 0
         except OSError as error:
             raise HostileInput("A descriptor is not one of sealed memory.") from error
-        if seals & _SEALS != _SEALS or not stat.S_ISREG(status.st_mode):
+        if seals & _SEALS != _SEALS:
             raise HostileInput("A descriptor is not one of sealed memory.")
-        if status.st_blocks * _BLOCK < status.st_size:  # sealed against writing, so that none is punched later
+        if filled != found.size:
             raise HostileInput("Sealed memory has holes.")
-        found.size = status.st_size
         return found
 
     def view(self) -> memoryview:

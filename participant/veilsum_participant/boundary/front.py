@@ -267,7 +267,7 @@ class MirroredItem(Sent):
 class MirroredObject(Sent):
     """What the mirror holds of the site after an entry."""
 
-    receipts: tuple[MirroredItem, ...] = several(1, MirroredItem, 2**24)
+    receipts: tuple[MirroredItem, ...] = several(1, MirroredItem, MAX_OBJECT_BYTES // 512)  # none is shorter
     last: int = number(2)
 
 

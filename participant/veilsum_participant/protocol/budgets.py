@@ -24,7 +24,7 @@ from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservatio
 from veilsum_privacy.ledger.entries import why_infinite
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy, declared_mechanisms
-from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.mechanism.noise_plan import task_noise
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 
 if TYPE_CHECKING:

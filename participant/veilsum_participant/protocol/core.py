@@ -20,7 +20,6 @@ from veilsum_participant.store.attempts import is_late
 from veilsum_participant.store.mirrors import mirror_entry
 from veilsum_participant.store.pending import PendingState, pending_studies
 from veilsum_participant.store.studies import StudyState, count_enrolled, find_method
-from veilsum_privacy.ledger.receipts import SignedReceipt
 
 if TYPE_CHECKING:
     from veilsum_participant.protocol.contributions import Contributions
@@ -112,6 +111,7 @@ class ParticipantCore:
             pass
         if mirrored.receipts:
             from veilsum_participant.protocol.recovery import MirroredReceipt, settle  # of a site that has any to settle
+            from veilsum_privacy.ledger.receipts import SignedReceipt
 
             shown = [
                 MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)

@@ -186,8 +186,7 @@ class Membership:
             drop_states(connection, key)
             drop_followed(connection, key)
             change_study(connection, key, status=status, box_key=None, shares=None, seeds=None, roster=None)
-        site.studies.forget(key)
-        site.datasets.forget(key)
+        site.forget(key)
         give_back_memory()
         site.database.scrub()
 

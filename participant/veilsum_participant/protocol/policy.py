@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from veilsum_participant.settings.config import ParticipantConfig, Policy
     from veilsum_participant.settings.dataset_config import DatasetConfig
     from veilsum_privacy.computation.declared import DeclaredStudy
-    from veilsum_privacy.mechanism.noise import NoisePlan
+    from veilsum_privacy.mechanism.noise_plan import NoisePlan
     from veilsum_privacy.securesum.roster import Member
 
 MAX_VALUES = 2**26

@@ -41,7 +41,7 @@ def open_to_read(settings: ParticipantConfig) -> Iterator[Site]:
             SYSTEM_RANDOM,
             directory=directory,
             reads_only=True,
-            datasets=LocalDatasets(),
+            reading=LocalDatasets,
         )
 
 

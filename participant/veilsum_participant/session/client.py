@@ -32,23 +32,23 @@ from veilsum_node.state_lock import StateLock
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.front import STALE, Dial, Directive, DirectiveKind, Status
-from veilsum_participant.datasets import Datasets
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_participant.session.workers import Workers
-from veilsum_participant.site import Site, check_key
+from veilsum_participant.site import Site, check_key, local_studies
 from veilsum_participant.store.attempts import is_mixed
 from veilsum_participant.store.studies import open_studies
 from veilsum_participant.store.tables import create_tables
-from veilsum_participant.studies import Studies
 from veilsum_participant.telemetry.watching import Verify, watched
 from veilsum_participant.worker.starting import WorkerStarter
 from veilsum_privacy.ledger import Ledger
 
 if TYPE_CHECKING:
+    from veilsum_participant.datasets import Datasets
     from veilsum_participant.session.hooks import Begin, WaitingHook
     from veilsum_participant.settings.config import ParticipantConfig, Policy
+    from veilsum_participant.studies import Studies
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -71,8 +71,8 @@ def open_site(
     *,
     clock: Callable[[], int] = now,
     same_key: bool = False,
-    datasets: Datasets | None = None,
-    studies: Studies | None = None,
+    reading: Callable[[], Datasets] | None = None,
+    tracing: Callable[[], Studies] = local_studies,
 ) -> Site:
     """Open a participant's identity, store and ledger; sets the first budgets that the configuration names.
 
@@ -80,23 +80,19 @@ def open_site(
         config: the site's.
         clock: Unix seconds.
         same_key: refuse an identity whose key is another one than open studies know the site by.
-        datasets: how records are read; by default in this process, which then computes on the configured device.
-        studies: how tasks are traced; by default in this process.
+        reading: makes what reads records; by default this process, which then computes on the configured device.
+        tracing: makes what traces tasks; by default this process.
 
     Raises:
         ConfigurationError, Misuse: identity, directory of the federation, files or the device are not in order.
         StateError, Unavailable, Damage: the store or the ledger is not.
     """
-    if datasets is None:
+    if reading is None:
         from veilsum_participant.data.local import LocalDatasets
         from veilsum_privacy.training import device
 
         device.choose(config.device)
-        datasets = LocalDatasets()
-    if studies is None:
-        from veilsum_participant.local_studies import LocalStudies
-
-        studies = LocalStudies()
+        reading = LocalDatasets
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
     directory = None
     if config.policy.directory is not None:
@@ -115,8 +111,8 @@ def open_site(
                 )  # fmt: skip
     steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
     site = Site(
-        config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory, datasets=datasets,
-        studies=studies,
+        config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory, reading=reading,
+        tracing=tracing,
     )  # fmt: skip
     with database.reading() as connection:
         former, mixed = any(row.box_key is None for row in open_studies(connection)), is_mixed(connection)
@@ -443,8 +439,8 @@ class Parts:
 
     Attributes:
         fronts: as of :class:`Client`.
-        datasets: how records are read; None for this process.
-        studies: how tasks are traced; None for this process.
+        reading: as of :func:`open_site`.
+        tracing: the same.
         begin: how a command of the site's own is run; None for a child of this process.
         starter: of the process that serves metrics; None for this one.
         served: where that serves them.
@@ -453,8 +449,8 @@ class Parts:
     """
 
     fronts: Callable[[], Peer]
-    datasets: Datasets | None = None
-    studies: Studies | None = None
+    reading: Callable[[], Datasets] | None = None
+    tracing: Callable[[], Studies] = local_studies
     begin: Begin | None = None
     starter: WorkerStarter | None = None
     served: str = ""
@@ -467,7 +463,7 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
-    site = open_site(config, same_key=True, datasets=parts.datasets, studies=parts.studies)
+    site = open_site(config, same_key=True, reading=parts.reading, tracing=parts.tracing)
     client = Client(site, parts.fronts, parts.begin, parts.way)
     record_policy(site)
     site.hold_against_schemas()
@@ -478,9 +474,7 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     LOG.info("participant %s starts", site.name, extra=about("started", participant=site.name))
     with contextlib.suppress(KeyboardInterrupt), watched(site, parts.starter, parts.served, parts.verify):
         client.run()
-    site.datasets.close()
-    site.studies.close()
-    site.database.close()
+    site.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))
 

@@ -35,14 +35,14 @@ from veilsum_participant.boundary.front import Dial, Failed
 from veilsum_participant.boundary.verifying import MOST_SAID, SECONDS, LedgerSaid
 from veilsum_participant.session.client import Parts
 from veilsum_participant.settings.told import told_config
-from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.keeping import Kept
-from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.starting import MODULES
 
 if TYPE_CHECKING:
+    from veilsum_participant.datasets import Datasets
     from veilsum_participant.session.hooks import Running
     from veilsum_participant.settings.config import ParticipantConfig
+    from veilsum_participant.studies import Studies
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -282,10 +282,22 @@ def divide(path: Path) -> tuple[ParticipantConfig, Parts] | Whole:
     logging.getLogger(LOGGER).setLevel(given.config.log.level.upper())
     starter = LaunchStarter(theirs)
     parts = Parts(
-        Fronts(starter), WorkerDatasets(starter), WorkerStudies(starter), starter.begin, starter, given.served, starter.verify,
-        starter.way,
+        Fronts(starter), lambda: _reading(starter), lambda: _tracing(starter), starter.begin, starter, given.served,
+        starter.verify, starter.way,
     )  # fmt: skip
     return given.config, parts
+
+
+def _reading(starter: LaunchStarter) -> Datasets:
+    from veilsum_participant.worker.remote import WorkerDatasets  # once there is a study
+
+    return WorkerDatasets(starter)
+
+
+def _tracing(starter: LaunchStarter) -> Studies:
+    from veilsum_participant.worker.compiling import WorkerStudies
+
+    return WorkerStudies(starter)
 
 
 class _ToLauncher(logging.Handler):

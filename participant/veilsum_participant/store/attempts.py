@@ -1,5 +1,7 @@
 """Attempts at rounds: their payloads, receipts and consents, and how many there were."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +13,10 @@ from sqlalchemy import Connection, Index, bindparam, func, insert, select, updat
 from veilsum_participant.store.tables import all_rows, one_row, promised, table
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.ledger.gate import PAID as CHARGES
-from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.ledger.tables import ledger_table
 
 if TYPE_CHECKING:
+    from veilsum_privacy.ledger.receipts import SignedReceipt
     from veilsum_privacy.securesum.check_words import Answered
 
 
@@ -65,7 +67,7 @@ class AttemptRow:
         object.__setattr__(self, "state", AttemptState(self.state))
 
     @property
-    def answered(self) -> "Answered | None":
+    def answered(self) -> Answered | None:
         """The challenge that the site answered for this context, if it answered one."""
         if self.answer is None:
             return None
@@ -77,6 +79,8 @@ class AttemptRow:
     @property
     def signed_receipt(self) -> SignedReceipt:
         """The site's own receipt; there is one as soon as there is a payload."""
+        from veilsum_privacy.ledger.receipts import SignedReceipt
+
         return SignedReceipt(promised(self.receipt), promised(self.receipt_signature))
 
 

@@ -41,17 +41,19 @@ not priced.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from numbers import Integral, Rational, Real
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from veilsum_node.errors import Misuse
-from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon
-from veilsum_privacy.accounting.renyi import ORDERS, SCALE_BITS, Curve, standard_epsilon, step_curve, strict_epsilon, to_floats
+from veilsum_privacy.accounting.gaussian import SCALE_BITS, SMOOTHING, analytic_gaussian_epsilon
+
+if TYPE_CHECKING:
+    from veilsum_privacy.accounting.renyi import Curve
 
 MAX_STEPS = 10**9
 _LARGEST_RATIO = 2.0**256
@@ -157,16 +159,17 @@ class GaussianEvent:
 class Releases:
     """The releases so far, merged, and the epsilon that they cost by a rule. Immutable.
 
-    Beside the releases it keeps the sum of their RDP curves, and of (D / sigma)^2 of those outside of courses, in whole
-    multiples of 2^-60, every step's rounded up. So adding, removing and merging are exact, take the same time however many
-    releases there are (but for copying their index), and epsilon depends on the multiset of events only, to the last bit.
+    Beside the releases it keeps the sum of (D / sigma)^2 of those outside of courses, and of all RDP curves once a rule asked
+    for that, in whole multiples of 2^-60, every step's rounded up. So adding, removing and merging are exact, take the same
+    time however many releases there are (but for copying their index), and epsilon depends on the multiset of events only, to
+    the last bit.
     """
 
     __slots__ = ("_courses", "_curve", "_groups", "_ratio")
 
     def __init__(self) -> None:
         self._groups: dict[tuple[float, float], int] = {}
-        self._curve: Curve = (0,) * len(ORDERS)
+        self._curve: Curve | None = None
         self._ratio = 0  # of releases outside of courses, as smooth noise
         self._courses: dict[tuple[Course, float, float], int] = {}  # (course, rate, smooth ratio) -> steps
 
@@ -219,21 +222,21 @@ class Releases:
             if not count:
                 continue
             rate, steps = event.sampling_rate, event.steps * count
-            added[rate, event.ratio] = added.get((rate, event.ratio), 0) + steps
+            added[rate, event.ratio] = added.get((rate, event.ratio), 0) + sign * steps
             if event.course is None:
                 changed._ratio += sign * steps * math.ceil(math.ldexp(event.smooth_ratio, SCALE_BITS))
             else:
                 _add(changed._courses, (event.course, rate, event.smooth_ratio), sign * steps)
-        curve: Sequence[int] = self._curve
         for key, steps in added.items():
-            _add(changed._groups, key, sign * steps)
-            curve = [total + sign * steps * value for total, value in zip(curve, step_curve(*key), strict=True)]
-        changed._curve = tuple(curve)
+            _add(changed._groups, key, steps)
+        changed._curve = None if self._curve is None else _summed(self._curve, added)
         return changed
 
     @property
     def curve_units(self) -> Curve:
-        """RDP of all releases at ``ORDERS``, in units of 2^-60."""
+        """RDP of all releases at :data:`.renyi.ORDERS`, in units of 2^-60."""
+        if self._curve is None:
+            self._curve = _summed((), self._groups)
         return self._curve
 
     def pair(self, *, sampling: bool = True) -> tuple[float, float]:
@@ -281,8 +284,20 @@ class Releases:
             if slack > SLACK_SHARE * delta * (1 + 1e-9):
                 return math.inf
             return analytic_gaussian_epsilon(ratio, (1 - SLACK_SHARE) * delta)
-        curve = to_floats(self._curve)
+        from veilsum_privacy.accounting.renyi import standard_epsilon, strict_epsilon, to_floats
+
+        curve = to_floats(self.curve_units)
         return standard_epsilon(curve, delta) if adaptive == "standard" else strict_epsilon(curve, delta)
+
+
+def _summed(curve: Curve, groups: Groups) -> Curve:
+    """A curve, all zeros if empty, with these steps'."""
+    from veilsum_privacy.accounting.renyi import ORDERS, step_curve  # which the rule ``gaussian`` does without
+
+    curve = curve or (0,) * len(ORDERS)
+    for key, steps in groups.items():
+        curve = tuple(total + steps * value for total, value in zip(curve, step_curve(*key), strict=True))
+    return curve
 
 
 History = Releases | Mapping[GaussianEvent, int] | Iterable[GaussianEvent]

@@ -26,9 +26,9 @@ from veilsum_privacy.accounting.accountant import (
     gate_of,
 )
 from veilsum_privacy.accounting.estimate import composed_epsilon
-from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon, gaussian_delta
+from veilsum_privacy.accounting.gaussian import SCALE_BITS, analytic_gaussian_epsilon, gaussian_delta
 from veilsum_privacy.accounting.losses import LossSteps
-from veilsum_privacy.accounting.renyi import ORDERS, SCALE_BITS, Curve, conversion, to_floats
+from veilsum_privacy.accounting.renyi import ORDERS, Curve, conversion, to_floats
 
 _ROUNDING_UP = 1e-5  # of the estimate without sampling: accountants that round up on a grid are not above it
 

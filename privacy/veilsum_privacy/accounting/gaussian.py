@@ -30,6 +30,9 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 
+SCALE_BITS = 60
+"""Ratios, and curves of RDP, are added in whole numbers of 2^-60, rounded up: sums of them are exact."""
+
 SMOOTHING = 4
 """t^2: by how much the variance of integer noise exceeds that of the continuous noise it is made of, in grid units squared."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
+from veilsum_privacy.accounting.gaussian import SCALE_BITS
 
 ORDERS: Floats = np.array(
     [1 + step / 10 for step in range(1, 100)]
@@ -24,9 +25,6 @@ ORDERS: Floats = np.array(
 
 STRICT_ORDERS = (3.8, 5.5, 7.5, 10.0, 16.0, 40.0, 96.0, 192.0)
 """The orders that strict composition fixes beforehand, chosen for epsilon 0.1 to 10 at delta 1e-3 to 1e-9."""
-
-SCALE_BITS = 60
-"""Curves are whole numbers of 2^-60, rounded up: sums of them are exact."""
 
 Curve = tuple[int, ...]
 """RDP at all orders in units of 2^-60."""

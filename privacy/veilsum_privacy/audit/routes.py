@@ -20,7 +20,8 @@ from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute
 from veilsum_privacy.mechanism.factors import left_of
-from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
+from veilsum_privacy.mechanism.noise import CENTRE_BITS
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.check_words import check_words, verify_check_words
 from veilsum_privacy.securesum.contributions import Contribution

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import RULES, SLACK_SHARE, Adaptive, Course, GaussianEvent
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 
 if TYPE_CHECKING:
     from veilsum_privacy.study.study import TaskDeclaration

@@ -15,10 +15,12 @@ that the budget does not bear raises, and that undoes the caller's transaction; 
 This module opens no file and sends nothing.
 """
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
@@ -27,13 +29,14 @@ from veilsum_node.errors import HostileInput, Misuse, Refusal, StateError
 from veilsum_node.identity import Credentials, Role
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.ledger.chain import Chain
-from veilsum_privacy.ledger.checks import CheckedReceipt, check_cohort, check_countersignature, find_signer, own_receipt
 from veilsum_privacy.ledger.entries import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.gate import PAID, Gate, about, release_columns, reserved_of
-from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader
-from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, receipts_digest
 from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy
+
+if TYPE_CHECKING:
+    from veilsum_privacy.ledger.checks import CheckedReceipt
+    from veilsum_privacy.ledger.receipts import SignedReceipt, Witness
 
 MOST_ITEMS = 16
 """Reasons of a refusal, and mechanisms of its cost, that an entry holds: whoever asks decides how many there are."""
@@ -77,7 +80,11 @@ class Ledger(Gate, LedgerReader):
         """
         if witness is None:
             return self._charge(connection, context)
-        now, checked = self._chain.now(), list[CheckedReceipt]()
+        from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, own_receipt  # of whoever has a study
+        from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
+        from veilsum_privacy.ledger.receipts import receipts_digest
+
+        now, checked = self._chain.now(), list["CheckedReceipt"]()
 
         def witnessed(reserved: Reservation) -> dict[str, Any]:
             authority = self._chain.credentials.authority
@@ -233,6 +240,9 @@ class Ledger(Gate, LedgerReader):
         Raises:
             HostileInput: this site did not sign it, or it does not fit the reservation of its context.
         """
+        from veilsum_privacy.ledger.checks import find_signer
+        from veilsum_privacy.ledger.kept_receipts import keep_certificate
+
         parsed = receipt.read()
 
         def signed(named: str) -> tuple[Reservation, dict[str, Any]]:

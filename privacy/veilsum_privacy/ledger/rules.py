@@ -254,7 +254,8 @@ def _check_figures(name: str, stated: Any, charged: Sum, budget: Budget) -> None
     fault = f"its figures for {name} do not follow from the entries"
     require(releases == charged.counts.total(), fault)
     # Earlier versions certified fewer sampled courses, and stated more for the others: at most what they cost unsampled.
-    derived, most = charged.epsilon(budget), charged.largest_epsilon(budget)
+    unsampled = math.inf if charged.unbounded else charged.gate.epsilon(budget.delta, budget.adaptive, sampling=False)
+    derived, most = charged.epsilon(budget), unsampled
     nearest = derived if spent is None else min(max(spent, derived), most)
     require(_close(spent, nearest if math.isfinite(derived) else None, TOLERANCE * max(1.0, nearest)), fault)
     require(_close(estimate, estimate_of(charged, budget), 2 * PRV_ERROR), fault)

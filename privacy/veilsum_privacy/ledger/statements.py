@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.entries import Budget, Entry, Mechanism
-from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.mechanism.noise_plan import task_noise
 
 if TYPE_CHECKING:
     from veilsum_privacy.ledger.sums import Sum

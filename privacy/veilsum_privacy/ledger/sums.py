@@ -74,11 +74,6 @@ class Sum:
         gate = self.gate.with_events(events) if events else self.gate
         return gate.epsilon(budget.delta, budget.adaptive)
 
-    def largest_epsilon(self, budget: Budget) -> float:
-        """The most that any version of this software stated for these mechanisms: earlier ones certified fewer courses, and
-        priced the others as if no step were sampled."""
-        return math.inf if self.unbounded else self.gate.epsilon(budget.delta, budget.adaptive, sampling=False)
-
     def alone(self, budget: Budget) -> float:
         """Epsilon against all other parties together, when only the site's own share of the noise counts."""
         return total_epsilon(self.counts, budget.delta, budget.adaptive, alone=True)

@@ -81,13 +81,6 @@ def row_extremes(reduce: np.ufunc, rows: NDArray[Any], out: NDArray[Any] | None 
     return found
 
 
-def clipped_about(rows: Floats, centre: Floats, clip: float) -> Floats:
-    """Rows (b, d) less ``centre`` (d,), scaled down to an L2 norm of ``clip``; each by itself, as :func:`row_norms` has it."""
-    moved = rows - centre
-    clipped: Floats = moved * (clip / np.maximum(row_norms(moved), clip))[:, None]
-    return clipped
-
-
 class UnitSums:
     """Sums rows by subject, batch after batch; the subject that a batch ends in is carried over to the next.
 

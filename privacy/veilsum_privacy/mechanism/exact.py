@@ -71,15 +71,6 @@ def largest_of(values: Floats) -> float:
     return max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
 
 
-def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
-    """:class:`ExactAffine` of rows (n, p) by a matrix (m, p) and an offset (m,).
-
-    Raises:
-        HostileInput: the map has values that are not finite or above 2^1000.
-    """
-    return ExactAffine(matrix, offset)(x)
-
-
 def _power(values: Floats) -> Floats:
     """The smallest power of two that is larger, within the range of normal numbers; 1 for 0."""
     powers: Floats = np.ldexp(1.0, np.clip(np.frexp(values)[1], -1000, 1000))

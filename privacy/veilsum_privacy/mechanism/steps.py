@@ -14,7 +14,8 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.factors import FineUnits, left_of
-from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.mechanism.noise import discrete_gaussian
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 
 Mask = NDArray[np.bool_]
 

@@ -17,7 +17,8 @@ import numpy as np
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.mechanism.noise import ROUNDING_VARIANCE, NoisePlan, gaussian_around, task_noise
+from veilsum_privacy.mechanism.noise import ROUNDING_VARIANCE, gaussian_around
+from veilsum_privacy.mechanism.noise_plan import NoisePlan, task_noise
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan, choose_ring, plan_sum
 from veilsum_privacy.study.study import Study, TaskDeclaration, study_digest

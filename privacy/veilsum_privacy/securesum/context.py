@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from veilsum_node.canonical import begin_digest, canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.securesum import NONCE_BYTES
 from veilsum_privacy.securesum.agreed import SummedTask, SumPlan
 from veilsum_privacy.securesum.array_bytes import array_pieces, in_range, single

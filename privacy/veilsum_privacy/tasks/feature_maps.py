@@ -19,7 +19,6 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.declared import ENCODER as ENCODER
 from veilsum_privacy.computation.declared import Encode as Encode
 from veilsum_privacy.computation.declared import mapped_records
-from veilsum_privacy.mechanism.exact import exact_affine as exact_affine
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation, OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import (
     Record,

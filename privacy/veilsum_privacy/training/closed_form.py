@@ -1,6 +1,6 @@
 """Scores, representations and mean gradients of perceptrons in closed form.
 
-Products with a model go through :func:`veilsum_privacy.mechanism.exact.exact_affine`, so that a record's scores and
+Products with a model go through :func:`veilsum_privacy.mechanism.exact.ExactAffine`, so that a record's scores and
 representation depend on that record and the model alone, to the last bit, whatever the number of records or threads.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.mechanism.exact import exact_affine
+from veilsum_privacy.mechanism.exact import ExactAffine
 from veilsum_privacy.training.models.perceptrons import Perceptron
 
 
@@ -33,7 +33,7 @@ def mean_gradient(
         found[layer.weight], found[layer.bias] = delta.T @ inputs[index], layer.constant * delta.sum(axis=0)
         if index:
             weight = arrays[layer.weight]
-            delta = exact_affine(delta, weight.T, np.zeros(weight.shape[1])) * (inputs[index] > 0.0)
+            delta = ExactAffine(weight.T, np.zeros(weight.shape[1]))(delta) * (inputs[index] > 0.0)
     return found
 
 
@@ -56,5 +56,5 @@ def _forward(architecture: Perceptron, arrays: Mapping[str, Floats], x: Floats) 
         if index:
             entering = np.maximum(z, 0.0)
         inputs.append(entering)
-        z = exact_affine(entering, arrays[layer.weight], layer.constant * arrays[layer.bias])
+        z = ExactAffine(arrays[layer.weight], layer.constant * arrays[layer.bias])(entering)
     return inputs, z

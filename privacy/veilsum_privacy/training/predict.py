@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.mechanism.clipping import clipped_about
+from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.mechanism.trees import margin_of
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.models.base import Architecture
@@ -18,6 +18,13 @@ from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESH
 
 if TYPE_CHECKING:
     from veilsum_privacy.training.models.networks import Network
+
+
+def clipped_about(rows: Floats, centre: Floats, clip: float) -> Floats:
+    """Rows (b, d) less ``centre`` (d,), scaled down to an L2 norm of ``clip``; each by itself, as :func:`.row_norms` is."""
+    moved = rows - centre
+    clipped: Floats = moved * (clip / np.maximum(row_norms(moved), clip))[:, None]
+    return clipped
 
 
 def scores(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats) -> Floats:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.declared import DeclaredTask
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise_plan import NoisePlan
 from veilsum_privacy.securesum.agreed import SummedStudy, SummedTask, TaskShape
 from veilsum_privacy.securesum.context import Assignment, context_fields
 from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
