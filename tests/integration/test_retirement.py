@@ -214,7 +214,7 @@ def own_logging() -> Iterator[None]:
 @pytest.mark.usefixtures("own_logging")
 def test_logs_of_days_that_are_over_are_deleted(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    for age in range(1, 9):
+    for age in range(2, 9):
         day = time.strftime("%Y-%m-%d", time.gmtime(time.time() - age * DAY))
         (tmp_path / f"log.{day}").write_text("old")
     start_logging(LogSettings(file=path, days=5))
