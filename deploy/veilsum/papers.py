@@ -486,12 +486,24 @@ def numbers_text(tests: Sequence[Row]) -> str:
     return "; ".join(texts)
 
 
-def _with_ends(figure: Any) -> str:
+def _with_ends(figure: Any, told: str = "95% CI ") -> str:
     text = _count(figure)
     if not _told(figure) or not figure["noise_error"]:
         return text
     low, high = (f"{max(round(figure[end]), 0):,}" for end in ("low", "high"))
-    return f"{text} (95% CI {low} to {high})"
+    return f"{text} ({told}{low} to {high})"
+
+
+def plain_text(key: str, figure: Any) -> str | None:
+    """A number of records or their share as a table without a form of its own prints it; None of other figures."""
+    if not _told(figure) or None in (figure["low"], figure["high"]):
+        return None
+    if key in ("count", "missing"):
+        return _with_ends(figure, "")
+    if key != "share":
+        return None
+    value, low, high = (f"{_percent(figure[end], 1e6)}%" for end in ("value", "low", "high"))
+    return value if figure["low"] == figure["high"] else f"{value} ({low} to {high})"
 
 
 def _regression(name: str, rows: Sequence[Row], names: Names, tests: Sequence[Row]) -> PaperTable:
@@ -516,6 +528,8 @@ def _regression(name: str, rows: Sequence[Row], names: Names, tests: Sequence[Ro
             open_column = term.column
         lines.append(Line(term.level, (figure, p), 1))
     outcome = re.sub("[\"']", "", names.replaced(str(names.parameters.get("outcome", name))))
+    if event := str(names.parameters.get("event", "")):
+        outcome += f" to {names.label(event)}"
     family = {"odds_ratio": "Logistic", "rate_ratio": "Poisson", "hazard_ratio": "Cox"}.get(key, "Linear")
     title = f"{family} regression of {outcome}" + ("" if name == "coefficients" else f" ({name})")
     numbers = numbers_text(tests)

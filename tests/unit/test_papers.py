@@ -260,9 +260,7 @@ def test_an_epsilon_is_rounded_up_to_what_was_asked_for(epsilon: float, delta: f
 @given(st.integers(-20, 120), st.integers(0, 30), st.integers(0, 30))
 @example(absent=0, of_levels=20, of_count=30)
 @example(absent=0, of_levels=0, of_count=0)
-def test_missing_numbers_have_a_row_unless_it_is_known_that_there_are_none(
-    absent: int, of_levels: int, of_count: int
-) -> None:
+def test_missing_numbers_have_a_row_unless_it_is_known_that_there_are_none(absent: int, of_levels: int, of_count: int) -> None:
     levels = [{"sex": level, "count": {"value": 200.0, "noise_error": of_levels}, "share": {"value": 0.5}} for level in "fm"]
     count, mean = {"value": 400.0 - absent, "noise_error": of_count}, {"value": 50.0, "noise_error": 0.1}
     numbers = [{"column": "age", "count": count, "mean": mean, "standard_deviation": mean}]
@@ -698,6 +696,32 @@ def test_what_has_no_form_of_its_own_is_printed_by_labels_too(federation: Any) -
     assert printed.head[0] == "Hormone therapy"
     assert {cell for line in printed.lines for cell in line.cells} >= {"Age", "years"}
     assert {axes.get_xlabel() for axes in means.plot().axes} == {"Age, years, mean (95% CI)"}
+
+
+def test_counts_and_shares_of_plain_tables_are_those_of_people(federation: Any, frame: pd.DataFrame) -> None:
+    """Whole numbers, not below 0, and percent, each with its interval where it has one; heads say what stands in brackets."""
+    for options in ({"noise": "none"}, {"epsilon": 1.0}, {"epsilon": 0.02}):
+        result = federation.dataset(**options).count("stage", by="arm").run(progress=False)
+        table = printed_tables(result.content, result.study, (), result.about)["count"]
+        interval = "noise" not in options
+        assert table.head[:2] == ("Hormone therapy", "Stage_1 50%")
+        told = any("value" in row["share"] for row in result.tables["count"])  # of noise alone there is none
+        assert table.head[2:] == ("Count (95% CI)" if interval else "Count", "Share (95% CI)" if told else "Share")
+        for row, line in zip(result.tables["count"], table.lines, strict=True):
+            counts = [int(text.replace(",", "")) for text in re.findall(r"[\d,]+", line.cells[1])]
+            ends = ("value", "low", "high") if interval else ("value",)
+            assert counts == [max(round(row["count"][end]), 0) for end in ends]
+            if not interval:
+                assert counts == [((frame.arm == row["arm"]) & (frame.stage == row["stage"])).sum()]
+            if "value" in row["share"] and row["share"]["value"] > 0.001:
+                shares = [float(text) for text in re.findall(r"[\d.]+(?=%)", line.cells[2])]
+                np.testing.assert_allclose(shares, [100 * row["share"][end] for end in ("value", "low", "high")], atol=0.0501)
+        assert r"95\% CI" in result.to_latex("count")
+
+
+def test_a_cox_regression_says_of_what_event_it_is(federation: Any) -> None:
+    ratios = federation.dataset(noise="none").cox("time ~ age", event="died", censored="no").run(progress=False)
+    assert ratios.paper().title == "Cox regression of Follow-up to Death"
 
 
 @pytest.mark.parametrize("scale", [1e-6, 0.001, 1.0, 1e6])
