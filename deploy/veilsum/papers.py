@@ -348,7 +348,8 @@ def _noise(figure: Row) -> float:
 
 def _missing(size: Row, row: Row) -> Row:
     """Of a group's records those without a number, as a row of a category has them."""
-    own, count = row.get("missing"), row.get("count")
+    own: Any = row.get("missing")
+    count: Any = row.get("count")
     if own is None and _told(size) and _told(count):
         own = {"value": size["value"] - count["value"], "noise_error": math.hypot(_noise(size), _noise(count))}
     share = {"value": max(own["value"], 0.0) / max(size["value"], 1.0)} if _told(own) and _told(size) else {}

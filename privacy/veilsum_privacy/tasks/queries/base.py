@@ -230,7 +230,7 @@ class QueryKind(ABC):
 
     def result_tables(self, part: ReleasedPart) -> dict[str, Callable[[], Iterator[Row]]]:
         """The tables of a result, by what follows the query's name in theirs."""
-        found = {"": partial(self.answer, part), " tests": partial(self.tests, part)}
+        found: dict[str, Callable[[], Iterator[Row]]] = {"": partial(self.answer, part), " tests": partial(self.tests, part)}
         # beside cells that are not printed a total would tell them
         together = self.query.whole and self.group_count > 1 and not part.smallest
         return found | {OVERALL: partial(self.overall, part)} if together else found
