@@ -42,6 +42,8 @@ LARGEST_LIFT = 10.0
 """The most that scores are parted in one step."""
 CONJUGATE_STEPS = 200
 """Bounds the work on one Newton step; a step that needs more is damped more."""
+ROUNDING = 4e-16
+"""Share of its terms below which a curvature is what rounding left of their difference; also an importance that is none."""
 SUM_SLACK = 1e-9
 """How far the sum of importances or probabilities may be from 1 before they are divided by it."""
 PATIENCE = 3
@@ -183,8 +185,8 @@ def solve(
     Which sets these are the scores must first show. Where there are many, of slopes close to each other, as with importance of
     heavy tails, steps stop short of it; then the sets are approached by :func:`_approach`, which knows none of them.
 
-    A site of no importance has a score :data:`LARGEST_GAP` below all others. A subset of such sites alone weighs them alike;
-    it makes p unreachable.
+    A site of no importance, or of less than 4e-16, has a score :data:`LARGEST_GAP` below all others. A subset of such sites
+    alone weighs them alike; it makes p unreachable.
 
     Args:
         importance: (N,) p, not negative, sum 1.
@@ -197,6 +199,7 @@ def solve(
         ValueError: the arguments are not as stated.
     """
     p, q = _distribution(importance, "importance"), _distribution(probabilities, "probabilities")
+    p = np.where(p > ROUNDING, p, 0.0)  # sums of p would not show it
     if len(q) != len(subsets):
         raise ValueError(f"{len(q)} probabilities of {len(subsets)} subsets")
     if subsets.indices.max() >= len(p):
@@ -345,9 +348,10 @@ class _Dual:
         for _ in range(CONJUGATE_STEPS):
             if rz <= 0.0 or float(np.abs(r).sum()) <= enough:
                 return d, True
-            image = (point.reached + ridge) * direction - y_t @ (self.q * (y @ direction))
+            whole = (point.reached + ridge) * direction
+            image = whole - y_t @ (self.q * (y @ direction))
             curvature = float(direction @ image)
-            if curvature <= 0.0:  # by rounding only
+            if not curvature > ROUNDING * float(direction @ whole):  # a step by what rounding left would have no end
                 break
             length = rz / curvature
             d = d + length * direction
@@ -358,7 +362,8 @@ class _Dual:
         return d, False
 
     def sweep(self, u: Floats) -> _Sweep:
-        order = np.argsort(-u, kind="stable")[: int(np.count_nonzero(self.alive))]
+        alive = np.flatnonzero(self.alive)
+        order = alive[np.argsort(-u[alive], kind="stable")]
         rank = np.full(len(u), len(order))
         rank[order] = np.arange(len(order))
         first = np.minimum.reduceat(rank[self.indices], self.indptr[:-1])

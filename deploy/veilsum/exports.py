@@ -22,6 +22,7 @@ from veilsum.papers import (
     documents_of,
     p_text,
     paper_tables,
+    plain_text,
     subgroups_of,
 )
 from veilsum.pictures import Drawn, Row, plot
@@ -34,7 +35,7 @@ from veilsum_node.process.software import install_extra
 from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.base import missing_among
+from veilsum_privacy.tasks.queries.base import IN_ROWS, missing_among
 from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
 from veilsum_privacy.training.arrays import MODEL
 
@@ -259,13 +260,23 @@ def plain_table(rows: Sequence[Row], name: str, names: Names | None = None) -> P
     lines = (
         Line(first, tuple(rest)) for first, *rest in ([_printed(key, row.get(key), called) for key in keys] for row in rows)
     )
-    return PaperTable(name, tuple("P value" if key == "p_value" else called.label(key) for key in keys), tuple(lines))
+    return PaperTable(name, tuple(_head(key, [row.get(key) for row in rows], called) for key in keys), tuple(lines))
+
+
+def _head(key: str, values: Sequence[Any], names: Names) -> str:
+    """A column's label, or what its figures are; with "95% CI" where they have intervals."""
+    label = names.label(key)
+    text = "P value" if key == "p_value" else label if key in names or key.endswith(IN_ROWS) else label[:1].upper() + label[1:]
+    ends = [(value["low"], value["high"]) for value in values if isinstance(value, Mapping) and "low" in value]
+    return f"{text} (95% CI)" if any(low != high for low, high in ends) else text
 
 
 def _printed(key: str, value: Any, names: Names) -> str:
     """A cell as papers print it; what is not told says why."""
     if key == "p_value":
         return p_text(value)
+    if (text := plain_text(key, value)) is not None:
+        return text
     exact = isinstance(value, Mapping) and "value" in value and value.get("low") == value["value"] == value.get("high")
     shown = cell(value["value"] if exact else value)
     if key == "column":

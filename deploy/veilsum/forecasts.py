@@ -22,6 +22,7 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.queries.base import OVERALL
 
 MANY_TIMES, SEARCH_RUNS = 5, 8
 """Times as many runs where a figure is told in some of them only; most runs at each noise of a search for an epsilon."""
@@ -173,7 +174,7 @@ def read_figures(result: Result) -> dict[tuple[str, ...], _Seen]:
     terms = [name for row in asked for name in str(row.get("over", "")).split(", ")]
     found: dict[tuple[str, ...], _Seen] = {}
     for name, content in result.summary.items():
-        for row in _rows(name, content, result.summary):
+        for row in _rows(name, content, result.summary) if not name.endswith(OVERALL) else ():  # sums of what is forecast
             table = name if isinstance(content, list | tuple) and DIRECTION not in row else ""
             question = table.removesuffix(" tests").removesuffix(" ratios")
             question = belongs.get(question, question)
@@ -236,7 +237,8 @@ def _of_figure(
         part = f"{kind.replace('_', ' ')} of {max(own, key=len, default=row['term'])}"
     if table.endswith(BESIDE):
         part += f", errors{BESIDE}"
-    rank = 0 if kind not in SIDE else _RANKS.index(kind) if kind in _RANKS else NEVER
+    aside = kind in SIDE or (kind == "missing" and "mean" in row)
+    rank = 0 if not aside else _RANKS.index(kind) if kind in _RANKS else NEVER
     if kind == "count" and not _labels(row):
         rank = _RANKS.index("total")
     if "test" in row:

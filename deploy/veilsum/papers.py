@@ -17,7 +17,8 @@ from veilsum.texts import tex_table
 from veilsum_node.phrases import rounded
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.base import IN_ROWS, missing_among
+from veilsum_privacy.tasks.queries.base import IN_ROWS, OVERALL, missing_among
+from veilsum_privacy.tasks.queries.language import TABLE_ONE
 
 Row = Mapping[str, Any]
 
@@ -201,6 +202,15 @@ class Names:
         column = self._columns.get(name)
         return (column.unit if isinstance(column, NumberColumn) else "") or stated
 
+    def asked(self, one: str) -> Mapping[str, Any]:
+        """What a study asks of its table one of this name; empty where it is not at hand."""
+        queries = (query for query in self.parameters.get("query", ()) if query.get("kind") == TABLE_ONE)
+        return next((query for query in queries if (query.get("name") or TABLE_ONE) == one), {})
+
+    def imputed(self, name: str) -> bool:
+        """Whether a public value stands for what is missing of a column, so that nothing is."""
+        return name in self._columns and self._columns[name].impute is not None
+
     def levels(self, name: str) -> tuple[str, ...]:
         """A category's levels, of the schema's label its classes; none of others."""
         column = self._columns.get(name)
@@ -250,7 +260,7 @@ def _is_part(name: str, rows: Sequence[Row]) -> bool:
     return "." in name and not name.endswith(" tests") and bool(rows) and ("count" in rows[0] or "quantile" in rows[0])
 
 
-_OWN = {"column", "unit", "count", "mean", "standard_deviation", "quantile", "value", "share"}
+_OWN = {"column", "unit", "count", "mean", "missing", "standard_deviation", "quantile", "value", "share"}
 
 
 def _table_one(one: str, parts: Mapping[str, Sequence[Row]], names: Names, nonnormal: Sequence[str]) -> PaperTable:
@@ -270,13 +280,15 @@ def _table_one(one: str, parts: Mapping[str, Sequence[Row]], names: Names, nonno
     for name, rows in parts.items():
         if not name.endswith(" tests") and rows and "share" in rows[0]:
             (column,) = [key for key in rows[0] if key not in by and key not in _OWN][:1] or [name.partition(".")[2]]
-            counts[column] = list(rows)
-    groups = list(dict.fromkeys(_group(row, by) for rows in parts.values() for row in rows if by and set(by) <= row.keys()))
-    sizes = {group: _size(group, by, numbers, counts) for group in groups or [()]}
+            counts.setdefault(column, []).extend(rows)
+    groups = dict.fromkeys(_group(row, by) for rows in parts.values() for row in rows if by and set(by) <= row.keys())
+    together = any(name.endswith(OVERALL) for name in parts)
+    sizes = {group: _size(group, by, numbers, counts) for group in ([(), *groups] if together or not groups else groups)}
     lines = list[Line]()
     for column in _order(one, numbers, counts, names):
         p = p_text(_test(tests, column)) if by else None
-        lines += _lines(column, numbers, medians, counts, names, sizes, by, p, nonnormal)
+        lacking = names.asked(one).get("missing") != "drop" and not names.imputed(column)
+        lines += _lines(column, numbers, medians, counts, names, sizes, by, p, nonnormal, lacking)
     heads = [f"{_group_name(group, by, names)} (n = {_count(size) if size else DASH})" for group, size in sizes.items()]
     title = f"Table 1. Characteristics{' by ' if by else ''}{', '.join(names.label(name) for name in by)}"
     notes = (*_notes(lines, names, counts=True), *([f"P values are of tests of {' and '.join(kinds)}."] if kinds else []))
@@ -300,7 +312,7 @@ def _notes(lines: Sequence[Line], names: Names, *, counts: bool = False) -> tupl
 
 def _by(parts: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
     """The columns of groups: those that every part's rows have."""
-    told = [rows[0].keys() for name, rows in parts.items() if rows and not name.endswith(" tests")]
+    told = [rows[0].keys() for name, rows in parts.items() if rows and not name.endswith((" tests", OVERALL))]
     common = set.intersection(*(set(keys) for keys in told)) - _OWN if told else set()
     if len(told) == 1:  # of one category alone the last key is its own
         keys = [key for key in told[0] if key not in _OWN]
@@ -309,41 +321,43 @@ def _by(parts: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
 
 
 def _group(row: Row, by: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(row[name]) for name in by)
+    """The levels of a row's group; none of all together."""
+    return tuple(str(row[name]) for name in by if name in row)
 
 
 def _group_name(group: Sequence[str], by: Sequence[str], names: Names) -> str:
     if not group:
-        return "All"
+        return "Overall" if by else "All"
     return ", ".join(f"{names.label(name)}: {level}" for name, level in zip(by, group, strict=True))
 
 
 def _size(group: Sequence[str], by: Sequence[str], numbers: Mapping[str, list[Row]], counts: Mapping[str, list[Row]]) -> Row:
-    """How many records a group has: all levels of a category, with what is missing; else the most of those with a number."""
-    for rows in counts.values():
-        own = [row["count"] for row in rows if _group(row, by) == tuple(group)]
-        if own and all(map(_told, own)):
-            return {"value": sum(each["value"] for each in own), "noise_error": math.hypot(*map(_noise, own))}
-    own = [row["count"] for rows in numbers.values() for row in rows if _group(row, by) == tuple(group)]
-    return max(filter(_told, own), key=lambda figure: float(figure["value"]), default={})
+    """How many records a group has: those with a number and without; all levels of a category, with what is missing; or, of a
+    study that tells neither, the most of those with a number."""
+    own = [row for rows in numbers.values() for row in rows if _group(row, by) == tuple(group)]
+    split = [[row["count"], row["missing"]] for row in own if "missing" in row]
+    for figures in (*split, *([row["count"] for row in rows if _group(row, by) == tuple(group)] for rows in counts.values())):
+        if figures and all(map(_told, figures)):
+            return {"value": sum(each["value"] for each in figures), "noise_error": math.hypot(*map(_noise, figures))}
+    return max((row["count"] for row in own if _told(row["count"])), key=lambda figure: float(figure["value"]), default={})
 
 
 def _noise(figure: Row) -> float:
     return float(figure.get("noise_error", 0.0))
 
 
-def _missing(size: Row, count: Any) -> Row:
+def _missing(size: Row, row: Row) -> Row:
     """Of a group's records those without a number, as a row of a category has them."""
-    if not (_told(size) and _told(count)):
-        return {}
-    absent = size["value"] - count["value"]
-    own = {"value": absent, "noise_error": math.hypot(_noise(size), _noise(count))}
-    return {"count": own, "share": {"value": max(absent, 0.0) / max(size["value"], 1.0)}}
+    own: Any = row.get("missing")
+    count: Any = row.get("count")
+    if own is None and _told(size) and _told(count):
+        own = {"value": size["value"] - count["value"], "noise_error": math.hypot(_noise(size), _noise(count))}
+    share = {"value": max(own["value"], 0.0) / max(size["value"], 1.0)} if _told(own) and _told(size) else {}
+    return {} if own is None else {"count": own, "share": share}
 
 
 def _order(one: str, numbers: Mapping[str, Any], counts: Mapping[str, Any], names: Names) -> list[str]:
-    asked = [query for query in names.parameters.get("query", ()) if query.get("kind") == "table-one"]
-    stated = [name for query in asked if query.get("name", "table-one") == one for name in query.get("over", ())]
+    stated = [*names.asked(one).get("over", ())]
     if not stated and names.schema is not None:
         stated = [column.name for column in names.schema.columns]
     every = dict.fromkeys([*numbers, *counts])
@@ -367,7 +381,9 @@ def _lines(
     by: Sequence[str],
     p: str | None,
     nonnormal: Sequence[str],
+    lacking: bool,
 ) -> Iterator[Line]:
+    """The rows of a column; one of missing values where it is ``lacking`` them: the study, and never noise, says whether."""
     groups, last, none = tuple(sizes), (() if p is None else (p,)), (() if p is None else ("",))
     if column in counts:
         rows = counts[column]
@@ -376,7 +392,7 @@ def _lines(
         for level in levels:
             missing = level == missing_among(levels)
             own = [next((r for r in rows if _group(r, by) == g and str(r[column]) == level), {}) for g in groups]
-            if missing and not any(_seen(row.get("count")) for row in own):
+            if missing and not (lacking and any(map(_seen, own))):
                 continue
             cells = tuple(_share(row) for row in own)
             yield Line("Missing" if missing else level, cells + none, 1)
@@ -392,14 +408,16 @@ def _lines(
     if medians_told:
         cells = tuple(_medians([[row for row in quartiles if _group(row, by) == group] for group in groups]))
         yield Line(f"{name}, median [IQR]", cells + last)
-    lost = [_missing(size, row.get("count")) for size, row in zip(sizes.values(), own, strict=True)]
-    if any(_seen(row.get("count")) for row in lost):
+    stated = any("missing" in row for each in numbers.values() for row in each)  # then of every number that may be missing
+    lost = [_missing(size, row) for size, row in zip(sizes.values(), own, strict=True)]
+    if lacking and (any("missing" in row for row in own) if stated else counts) and any(map(_seen, lost)):
         yield Line("Missing", (*map(_share, lost), *none), 1)
 
 
-def _seen(figure: Any) -> bool:
-    """Whether a count of missing values is more than none, or noise."""
-    return _told(figure) and figure["value"] >= 0.5 and figure["value"] > 2.0 * _noise(figure)
+def _seen(row: Row) -> bool:
+    """Whether missing values are not known, without noise, to be none."""
+    count = row.get("count", {"value": 0.0})
+    return not _told(count) or bool(_noise(count)) or count["value"] >= 0.5
 
 
 def _share(row: Row) -> str:
@@ -469,12 +487,24 @@ def numbers_text(tests: Sequence[Row]) -> str:
     return "; ".join(texts)
 
 
-def _with_ends(figure: Any) -> str:
+def _with_ends(figure: Any, told: str = "95% CI ") -> str:
     text = _count(figure)
     if not _told(figure) or not figure["noise_error"]:
         return text
     low, high = (f"{max(round(figure[end]), 0):,}" for end in ("low", "high"))
-    return f"{text} (95% CI {low} to {high})"
+    return f"{text} ({told}{low} to {high})"
+
+
+def plain_text(key: str, figure: Any) -> str | None:
+    """A number of records or their share as a table without a form of its own prints it; None of other figures."""
+    if not _told(figure) or None in (figure["low"], figure["high"]):
+        return None
+    if key in ("count", "missing"):
+        return _with_ends(figure, "")
+    if key != "share":
+        return None
+    value, low, high = (f"{_percent(figure[end], 1e6)}%" for end in ("value", "low", "high"))
+    return value if figure["low"] == figure["high"] else f"{value} ({low} to {high})"
 
 
 def _regression(name: str, rows: Sequence[Row], names: Names, tests: Sequence[Row]) -> PaperTable:
@@ -499,6 +529,8 @@ def _regression(name: str, rows: Sequence[Row], names: Names, tests: Sequence[Ro
             open_column = term.column
         lines.append(Line(term.level, (figure, p), 1))
     outcome = re.sub("[\"']", "", names.replaced(str(names.parameters.get("outcome", name))))
+    if event := str(names.parameters.get("event", "")):
+        outcome += f" to {names.label(event)}"
     family = {"odds_ratio": "Logistic", "rate_ratio": "Poisson", "hazard_ratio": "Cox"}.get(key, "Linear")
     title = f"{family} regression of {outcome}" + ("" if name == "coefficients" else f" ({name})")
     numbers = numbers_text(tests)

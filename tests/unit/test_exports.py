@@ -136,7 +136,7 @@ def latex_rows(text: str) -> list[list[str]]:
 def test_latex_shows_every_name_as_it_is() -> None:
     text = plain_table(ROWS, RESULT.method + " 100% & <more>").to_latex()
     rows = latex_rows(text)
-    assert rows[0] == ["level", "mean", "known"]
+    assert rows[0] == ["Level", r"Mean (95% CI)", "Known"]
     names = [row[0].replace("…", "...").replace("ˆ", "^") for row in rows[1:]]
     assert names == [one_line(name).replace("…", "...") for name in [*ODD, "rare", "none"]]
     assert rows[1][1] == "10 (8.5 to 11.5)"
@@ -198,7 +198,7 @@ def test_a_models_result_is_written_by_the_command(tmp_path: Path, capsys: pytes
     read = pd.read_csv(tmp_path / "out" / "summary.csv").set_index("name")["value"]
     assert float(read["cohort"]) == 4
     assert float(read["weights share_of_noise"]) == pytest.approx(result.summary["weights"]["share_of_noise"])
-    assert latex_rows((tmp_path / "out" / "classes.tex").read_text())[0][0] == "class"
+    assert latex_rows((tmp_path / "out" / "classes.tex").read_text())[0][0] == "Class"
 
 
 def test_what_cannot_be_written_is_refused(kept: StudyResult, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.special import logsumexp
@@ -116,6 +116,57 @@ def test_random_masks_are_decided_as_by_linear_programming(instance: tuple[np.nd
     check_certificate(p, subsets, q, plan)
     if not plan.feasible:
         assert 2 * plan.excess == pytest.approx(least, abs=1e-8)
+
+
+@st.composite
+def hostile_masses(draw: st.DrawFn) -> tuple[np.ndarray, Subsets, np.ndarray]:
+    """Importance and probabilities of most different sizes, 0 and below what float64 adds up to 1 included."""
+    sites = draw(st.integers(1, 6))
+    lists = draw(st.lists(st.sets(st.integers(0, sites - 1), min_size=1), min_size=1, max_size=6))
+    sizes, chances = [0.0, 1.0, 5.0, 0.37, 1e-6, 1e-9, 1e-12, 1e-14, 1e-300], [0.0, 1.0, 3.0, 1e-9, 1e-15]
+    p = draw(st.lists(st.sampled_from(sizes), min_size=sites, max_size=sites).filter(any))
+    q = draw(st.lists(st.sampled_from(chances), min_size=len(lists), max_size=len(lists)).filter(any))
+    return scaled(np.array(p)), Subsets.from_lists([sorted(one) for one in lists]), scaled(np.array(q))
+
+
+@settings(max_examples=150, deadline=None)
+@given(hostile_masses())
+@example(
+    (
+        scaled(np.array([1.0, 1e-12, 0.0])),
+        Subsets.from_lists([[1, 2], [0, 1], [0, 1, 2], [0]]),
+        scaled(np.array([1.0, 3.0, 3.0, 1e-15])),
+    )
+)
+@example(
+    (
+        scaled(np.array([1e-12, 1.0, 0.0, 1.0])),
+        Subsets.from_lists([[1, 2, 3], [0, 1, 2, 3], [0], [1], [3]]),
+        scaled(np.array([1.0, 1.0, 1.0, 3.0, 3.0])),
+    )
+)
+@example(
+    (scaled(np.array([0.0, 1e-9, 1e-6, 1e-9, 1e-6, 0.37])), Subsets.from_lists([[0, 1, 3, 4, 5], [3]]), np.array([0.75, 0.25]))
+)
+@example(
+    (
+        scaled(np.array([5.0, 1.0, 1e-6, 0.0, 1e-9])),
+        Subsets.from_lists([[3, 4], [2, 3, 4], [0, 1, 2]]),
+        np.array([0.5, 0.5, 0.0]),
+    )
+)
+def test_masses_of_any_size_have_finite_scores(instance: tuple[np.ndarray, Subsets, np.ndarray]) -> None:
+    p, subsets, q = instance
+    with np.errstate(divide="raise", over="raise", invalid="raise"):
+        plan = solve(p, subsets, q, tolerance=1e-9)
+    least = least_residual(p, subsets, q)
+    assert np.isfinite(plan.scores).all()
+    assert np.isfinite([plan.residual, plan.gap, plan.excess]).all()
+    for number in range(len(subsets)):
+        assert plan.weights(subsets[number]).sum() == pytest.approx(1.0)
+    assert 2 * plan.excess <= least + 1e-7  # linear programming holds its constraints to that
+    if least > 1e-6:  # below, sums of p show as little as linear programming does
+        assert plan.feasible is False
 
 
 @settings(max_examples=30, deadline=None)

@@ -115,10 +115,10 @@ def described(federation: Any) -> Any:
 
 def test_a_table_one_is_the_frames(described: Any, frame: pd.DataFrame) -> None:
     table = described.paper(nonnormal=["marker"])
-    groups = [frame[frame.arm == arm] for arm in ("no", "yes")]
+    groups = [frame, *(frame[frame.arm == arm] for arm in ("no", "yes"))]
     assert table.head == (
-        "Characteristic", f"Hormone therapy: no (n = {len(groups[0]):,})", f"Hormone therapy: yes (n = {len(groups[1]):,})",
-        "P value",
+        "Characteristic", f"Overall (n = {len(frame):,})", f"Hormone therapy: no (n = {len(groups[1]):,})",
+        f"Hormone therapy: yes (n = {len(groups[2]):,})", "P value",
     )  # fmt: skip
     found = {line.name: line.cells for line in table.lines}
     assert list(found) == [
@@ -133,8 +133,8 @@ def test_a_table_one_is_the_frames(described: Any, frame: pd.DataFrame) -> None:
         assert found["Missing"][place] == f"{missing.sum()} ({100 * missing.mean():.1f})"
         told = found["Marker <M> & co, µg/L, median [IQR]"][place].replace("[", "").replace("]", "").replace("to", "").split()
         np.testing.assert_allclose([float(each) for each in told], own.marker.quantile([0.5, 0.25, 0.75]), atol=0.5)
-    assert all(found[name][2] == "" for name in ("f", "m", "I", "Missing"))
-    assert all(found[name][2] for name in ("Age, years, mean (SD)", "Sex, n (%)"))
+    assert all(found[name][-1] == "" for name in ("f", "m", "I", "Missing"))
+    assert all(found[name][-1] for name in ("Age, years, mean (SD)", "Sex, n (%)"))
     assert table.notes == ("P values are of tests of equal means (Welch) and independence (chi-squared).",)  # exact: no noise
 
 
@@ -149,13 +149,103 @@ def test_numbers_that_are_missing_have_a_row_of_their_own(frame: pd.DataFrame, o
         lines = exact.paper(nonnormal=nonnormal).lines
         (place,) = [place for place, line in enumerate(lines) if line.name == "Missing"]
         assert "Marker" in lines[place - 1].name
-        own = [frame.index % 11 == 0, frame.arm == "no", frame.arm == "yes"]
+        own = [frame.index % 11 == 0, frame.arm != "", frame.arm == "no", frame.arm == "yes"]
         told = [f"{(own[0] & arm).sum()} ({100 * own[0][arm].mean():.1f})" for arm in own[1:]]
         assert lines[place].cells == (*told, "")
     (line,) = [after for line, after in pairwise(noised.lines) if "Marker" in line.name and after.name == "Missing"]
-    assert [int(cell.split()[0]) for cell in line.cells[:2]] == pytest.approx(
+    assert [int(cell.split()[0]) for cell in line.cells[:3]] == pytest.approx(
         [(own[0] & arm).sum() for arm in own[1:]], abs=40
     )
+
+
+@pytest.fixture(scope="module")
+def lacking(frame: pd.DataFrame) -> Iterator[Any]:
+    """All columns lack values, in other records each, but one of which a public value stands for them."""
+    rng, absent = np.random.default_rng(5), frame.copy()
+    for place, name in enumerate(("age", "marker", "arm", "sex", "died", "time")):
+        absent.loc[rng.random(len(absent)) < 0.04 * (place + 1), name] = None
+    columns = [{**column, **({"impute": 5.0} if column["name"] == "time" else {})} for column in SCHEMA["columns"]]
+    with veilsum.simulate(absent, {**SCHEMA, "columns": columns}, sites=3, seed=2) as made:
+        yield made, absent.assign(time=absent.time.fillna(5.0))
+
+
+OVERS = [["age", "marker"], ["age", "time"], ["sex", "stage"], ["age", "sex", "time"], ["age"], ["died"]]
+
+
+@pytest.mark.parametrize("over", OVERS, ids="-".join)
+@pytest.mark.parametrize("by", [["arm"], ["arm", "died"], []], ids="-".join)
+def test_all_groups_together_and_what_is_missing_are_pandas_own(lacking: Any, over: list[str], by: list[str]) -> None:
+    """Of the records that have a group: counts, means, deviations and quartiles to the digits that are printed."""
+    made, absent = lacking
+    over = [name for name in over if name not in by] or ["age"]
+    asked = made.dataset(noise="none").table(over, by=by, at=[0.25, 0.5, 0.75])
+    result = asked.run(progress=False)
+    own, table = absent.dropna(subset=by), result.paper()
+    assert table.head[1].startswith("Overall (n = " if by else "All (n = ")
+    sized = any(name in ("sex", "stage", "died") for name in over) or len(over) > 1
+    assert not sized or table.head[1].endswith(f"(n = {len(own):,})")
+    rows = iter(table.lines)
+    for name in over:
+        first = next(rows)
+        if pd.api.types.is_numeric_dtype(own[name]):
+            digits = 1 if own[name].std() >= 1.0 else 2
+            assert first.cells[0] == f"{own[name].mean():,.{digits}f} ({own[name].std():,.{digits}f})"
+            told = re.findall(r"[\d.]+", next(rows).cells[0])
+            width = {"age": 70, "marker": 60, "time": 10}[name] / 128
+            np.testing.assert_allclose([*map(float, told)], own[name].quantile([0.5, 0.25, 0.75]), atol=width)
+        else:
+            for level in next(column["categories"] for column in SCHEMA["columns"] if column["name"] == name):
+                assert next(rows).cells[0] == f"{(own[name] == level).sum():,} ({100 * (own[name] == level).mean():.1f})"
+        if name != "time" and sized:
+            line = next(rows)
+            assert (line.name, line.indent) == ("Missing", 1)
+            assert line.cells[0] == f"{own[name].isna().sum()} ({100 * own[name].isna().mean():.1f})"
+    assert next(rows, None) is None
+
+
+def test_a_public_fact_says_whether_a_row_of_missing_values_is_printed(lacking: Any, frame: pd.DataFrame) -> None:
+    """Whatever the noise: never of what is imputed or where the study leaves them out, else always, even where none is."""
+    made, _ = lacking
+    over = ["age", "marker", "sex", "time"]
+    for epsilon in (0.05, 0.05, 0.05, 5.0):
+        lines = made.dataset(epsilon=epsilon).table(over, by="arm").run(progress=False).paper().lines
+        assert [line.name for line in lines].count("Missing") == 3
+        lines = made.dataset(epsilon=epsilon).table(over, by="arm", missing="drop").run(progress=False).paper().lines
+        assert "Missing" not in [line.name for line in lines]
+    with veilsum.simulate(frame, SCHEMA, sites=3, seed=2) as whole:  # of which none is missing
+        one = whole.dataset(epsilon=0.05).table(["age", "marker", "sex"]).run(progress=False).paper()
+        exact = whole.dataset(noise="none").table(["age", "marker", "sex"]).run(progress=False).paper()
+    assert [line.name for line in one.lines].count("Missing") == 3
+    assert "Missing" not in [line.name for line in exact.lines]
+
+
+def test_no_total_stands_beside_cells_that_are_not_printed(federation: Any) -> None:
+    asked = federation.dataset(noise="none").table(["age", "stage"], by="arm", smallest_cell=400).run(progress=False)
+    assert not any(name.endswith(" overall") for name in asked.tables)
+    table = asked.paper()
+    assert not any(name.startswith("Overall") for name in table.head)
+    assert any("<400" in cell for line in table.lines for cell in line.cells)
+
+
+def test_the_intervals_of_all_groups_together_cover_what_there_is(frame: pd.DataFrame) -> None:
+    """Under noise, which is that of all groups: 95 of 100 intervals hold the sample's count, and as many its mean."""
+    with veilsum.simulate(frame, SCHEMA, sites=3, seed=2) as made:
+        asked = made.dataset(epsilon=1.0).table(["age", "sex"], by=["arm", "stage"])
+        own = frame.dropna(subset=["arm", "stage"])
+        held, shares, widths = [], [], []
+        for _ in range(60):
+            result = asked.run(progress=False)
+            (numbers,), levels = result.tables["table-one.numbers overall"], result.tables["table-one.sex overall"]
+            for row in levels[:2]:
+                count = row["count"]
+                held.append(count["low"] <= (own.sex == row["sex"]).sum() <= count["high"])
+            mean, error = numbers["mean"]["value"], numbers["mean"]["noise_error"]
+            shares.append(abs(mean - own.age.mean()) <= 1.96 * error)
+            grouped = result.tables["table-one.sex"]
+            widths.append(levels[0]["count"]["noise_error"] / grouped[0]["count"]["noise_error"])
+    assert np.mean(held) >= 0.87
+    assert np.mean(shares) >= 0.83
+    np.testing.assert_allclose(widths, math.sqrt(6.0))
 
 
 @given(st.floats(0.01, 100), st.floats(1e-9, 0.01))
@@ -168,16 +258,17 @@ def test_an_epsilon_is_rounded_up_to_what_was_asked_for(epsilon: float, delta: f
 
 
 @given(st.integers(-20, 120), st.integers(0, 30), st.integers(0, 30))
-@example(absent=70, of_levels=20, of_count=30)
-@example(absent=90, of_levels=20, of_count=30)
-def test_missing_numbers_have_a_row_where_they_are_more_than_noise(absent: int, of_levels: int, of_count: int) -> None:
+@example(absent=0, of_levels=20, of_count=30)
+@example(absent=0, of_levels=0, of_count=0)
+def test_missing_numbers_have_a_row_unless_it_is_known_that_there_are_none(absent: int, of_levels: int, of_count: int) -> None:
     levels = [{"sex": level, "count": {"value": 200.0, "noise_error": of_levels}, "share": {"value": 0.5}} for level in "fm"]
     count, mean = {"value": 400.0 - absent, "noise_error": of_count}, {"value": 50.0, "noise_error": 0.1}
     numbers = [{"column": "age", "count": count, "mean": mean, "standard_deviation": mean}]
     (table,) = paper_tables({"one.numbers": numbers, "one.sex": levels}, None).values()
     shown = [line.cells for line in table.lines if line.name == "Missing"]
-    tells = absent >= 0.5 and absent > 2.0 * (2.0 * of_levels**2 + of_count**2) ** 0.5
-    assert shown == ([(f"{absent} ({100.0 * (absent / 400.0):.1f})",)] if tells else [])  # a tie rounds as the share does
+    tells = absent >= 0.5 or of_levels or of_count
+    told = max(absent, 0)  # a tie rounds as the share does
+    assert shown == ([(f"{told} ({100.0 * (told / 400.0):.1f})",)] if tells else [])
 
 
 def cells_of(table: PaperTable) -> list[list[str]]:
@@ -324,7 +415,7 @@ def test_what_noise_or_a_rule_hides_is_said(described: Any) -> None:
     found = {line.name: line.cells for line in table.lines}
     assert found["f"] == ("0 (0.0)",)
     assert found["m"] == ("<5",)
-    assert "missing" not in {name.lower() for name in found}  # 4 is within twice its noise
+    assert found["Missing"] == ("4 (1.0)",)  # though it is within twice its noise
     assert found["age, years, mean (SD)"] == ("—†",)
     assert any("noise" in note for note in table.notes)
     assert any("Not estimable" in note for note in table.notes)
@@ -605,6 +696,32 @@ def test_what_has_no_form_of_its_own_is_printed_by_labels_too(federation: Any) -
     assert printed.head[0] == "Hormone therapy"
     assert {cell for line in printed.lines for cell in line.cells} >= {"Age", "years"}
     assert {axes.get_xlabel() for axes in means.plot().axes} == {"Age, years, mean (95% CI)"}
+
+
+def test_counts_and_shares_of_plain_tables_are_those_of_people(federation: Any, frame: pd.DataFrame) -> None:
+    """Whole numbers, not below 0, and percent, each with its interval where it has one; heads say what stands in brackets."""
+    for options in ({"noise": "none"}, {"epsilon": 1.0}, {"epsilon": 0.02}):
+        result = federation.dataset(**options).count("stage", by="arm").run(progress=False)
+        table = printed_tables(result.content, result.study, (), result.about)["count"]
+        interval = "noise" not in options
+        assert table.head[:2] == ("Hormone therapy", "Stage_1 50%")
+        told = any("value" in row["share"] for row in result.tables["count"])  # of noise alone there is none
+        assert table.head[2:] == ("Count (95% CI)" if interval else "Count", "Share (95% CI)" if told else "Share")
+        for row, line in zip(result.tables["count"], table.lines, strict=True):
+            counts = [int(text.replace(",", "")) for text in re.findall(r"[\d,]+", line.cells[1])]
+            ends = ("value", "low", "high") if interval else ("value",)
+            assert counts == [max(round(row["count"][end]), 0) for end in ends]
+            if not interval:
+                assert counts == [((frame.arm == row["arm"]) & (frame.stage == row["stage"])).sum()]
+            if "value" in row["share"] and row["share"]["value"] > 0.001:
+                shares = [float(text) for text in re.findall(r"[\d.]+(?=%)", line.cells[2])]
+                np.testing.assert_allclose(shares, [100 * row["share"][end] for end in ("value", "low", "high")], atol=0.0501)
+        assert r"95\% CI" in result.to_latex("count")
+
+
+def test_a_cox_regression_says_of_what_event_it_is(federation: Any) -> None:
+    ratios = federation.dataset(noise="none").cox("time ~ age", event="died", censored="no").run(progress=False)
+    assert ratios.paper().title == "Cox regression of Follow-up to Death"
 
 
 @pytest.mark.parametrize("scale", [1e-6, 0.001, 1.0, 1e6])

@@ -24,6 +24,7 @@ from veilsum_privacy.tasks.queries.language import (
     EXACT_SCALE,
     MAX_OVER,
     MAX_QUERIES,
+    TABLE_ONE,
     WORD_SCALE,
     Columns,
     DerivedColumn,
@@ -36,10 +37,6 @@ from veilsum_privacy.tasks.tables import TablesParameters
 
 LONGEST_PART = 31
 """Characters of a table one's name, and of what tells its parts apart."""
-
-
-TABLE_ONE = "table-one"
-"""The kind that becomes queries of other kinds."""
 
 
 def _known(kind: str) -> str:
@@ -176,7 +173,7 @@ def overview(schema: DatasetSchema) -> tuple[QueryRequest, ...]:
     """
     asked = [
         QueryRequest(kind="count", name="records", importance=16.0),
-        QueryRequest(kind="table-one", name="overview", over=tuple(column.name for column in schema.columns)),
+        QueryRequest(kind=TABLE_ONE, name="overview", over=tuple(column.name for column in schema.columns)),
     ]
     if schema.label is not None:
         asked.append(QueryRequest(kind="count", name="classes", over=(schema.label.column,), importance=16.0))
@@ -247,6 +244,7 @@ def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
         "where": request.where,
         "importance": request.importance,
         "part_of": request.name,
+        "whole": True,
     }
     for begin in range(0, len(numbers), MAX_OVER):
         some, name = numbers[begin : begin + MAX_OVER], "numbers" if begin == 0 else f"numbers-{begin}"

@@ -69,10 +69,20 @@ class Dataset:
         return self._ask("mean", options, over=over, by=by, where=where)
 
     def table(
-        self, over: Names = (), *, by: Names = (), at: Sequence[float] = (), where: str = "", **options: Unpack[Options]
+        self,
+        over: Names = (),
+        *,
+        by: Names = (),
+        at: Sequence[float] = (),
+        where: str = "",
+        missing: Literal["", "drop", "level"] = "",
+        **options: Unpack[Options],
     ) -> Study:
-        """A table one: means of numbers and counts of categories, with quantiles ``at``, by group with a test of each."""
-        return self._ask("table-one", options, over=over, by=by, at=at, where=where)
+        """A table one: means of numbers and counts of categories, with quantiles ``at``, by group with a test of each.
+
+        Values that are ``missing`` have rows, which tests compare with "level" alone; with "drop" they are left out.
+        """
+        return self._ask("table-one", options, over=over, by=by, at=at, where=where, missing=missing)
 
     def compare(self, over: Names, *, by: Names, where: str = "", **options: Unpack[Options]) -> Study:
         """Means of numbers by group, with a test that they are equal."""

@@ -12,7 +12,7 @@ The first half, up to :meth:`QueryKind.values`, is traced on symbols and meets n
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any, ClassVar
@@ -48,6 +48,9 @@ OTHER_FIELDS = frozenset((
 
 MISSING, NO_VALUE = "missing", "no value"
 """What the level of missing values is called, and what where a category has that name."""
+
+OVERALL = " overall"
+"""What follows a query's name in that of the table of all its groups together."""
 
 IN_ROWS = " (column)"
 """What follows the name of a column whose levels would stand in a row under the name of something else."""
@@ -227,7 +230,20 @@ class QueryKind(ABC):
 
     def result_tables(self, part: ReleasedPart) -> dict[str, Callable[[], Iterator[Row]]]:
         """The tables of a result, by what follows the query's name in theirs."""
-        return {"": partial(self.answer, part), " tests": partial(self.tests, part)}
+        found: dict[str, Callable[[], Iterator[Row]]] = {"": partial(self.answer, part), " tests": partial(self.tests, part)}
+        # beside cells that are not printed a total would tell them
+        together = self.query.whole and self.group_count > 1 and not part.smallest
+        return found | {OVERALL: partial(self.overall, part)} if together else found
+
+    def overall(self, part: ReleasedPart) -> Iterator[Row]:
+        """The answer of all groups together, whose blocks are the sums of theirs, and the noise in them as well."""
+        alone = type(self)(self.query.model_copy(update={"by": ()}), self.columns)
+        values, noise = dict[str, Floats](), dict[str, float]()
+        for block in alone.blocks():
+            own = part.values[block.name].reshape(self.group_count, -1)
+            values[block.name] = own.sum(axis=0).reshape(block.shape)
+            noise[block.name] = math.sqrt(self.group_count) * part.noise_std[block.name]
+        yield from alone.answer(replace(part, query=alone.query, values=values, noise_std=noise))
 
     def arrays(self, part: ReleasedPart) -> Mapping[str, NDArray[Any]]:
         """Arrays of the answer, by what follows the query's name in theirs."""

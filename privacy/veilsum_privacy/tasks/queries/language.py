@@ -42,6 +42,9 @@ from veilsum_privacy.tasks.queries.cells import (
 from veilsum_privacy.tasks.queries.conditions import Condition
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 
+TABLE_ONE = "table-one"
+"""The kind that becomes queries of other kinds."""
+
 MAX_QUERIES = 512
 MAX_EDGES = 1025
 WORD_SCALE, EXACT_SCALE = 2**16, 2**48
@@ -118,6 +121,7 @@ class Query(Frozen):
         scale: integer that its values are multiplied by; more scale, less noise, at the other queries' cost.
         unshortened: of ``linear``, whether every record counts alike, however large its terms, as without noise.
         counted: of ``linear``, whether records are counted as they are, however large their terms, with no more noise.
+        whole: of a table one, whether it tells all groups together and how many records lack each number, with no more noise.
     """
 
     name: Name
@@ -137,6 +141,7 @@ class Query(Frozen):
     scale: int = Field(default=64, ge=1, le=EXACT_SCALE)
     unshortened: bool = Field(default=False, exclude_if=not_)  # as `pooled`
     counted: bool = Field(default=False, exclude_if=not_)  # as `pooled`
+    whole: bool = Field(default=False, exclude_if=not_)  # as `pooled`
 
 
 class Columns:

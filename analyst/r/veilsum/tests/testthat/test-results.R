@@ -55,6 +55,11 @@ test_that("curves are steps, and all that can be drawn is drawn", {
   expect_identical(nrow(long), 12L)
   steps <- veilsum:::step_points(c(1, 2), c(0.8, 0.5))
   expect_identical(steps, list(x = c(0, 1, 1, 2, 2), y = c(1, 1, 0.8, 0.8, 0.5)))
+  expect_match(veilsum:::tested(curves, NULL), "^Log-rank P (<|=|>) ?\\.[0-9]+$")
+  figures <- data.frame(estimate = c(1.679, 0.02, -3, NA), conf.low = c(1.54, 0.001, -4.04, NA), conf.high = c(1.82, Inf, -2, NA))
+  expect_identical(veilsum:::interval_text(figures[-3, ], TRUE),
+                   c("1.68 (1.54 to 1.82)", "0.0200 (0.0010 to not bounded)", "\u2014"))
+  expect_identical(veilsum:::interval_text(figures[3, ], FALSE), "\u22123.00 (\u22124.04 to \u22122.00)")
   picture <- tempfile(fileext = ".png")
   grDevices::png(picture)
   expect_identical(plot(curves), long)

@@ -125,6 +125,9 @@ class Means(QueryKind):
                 mean, variance = group_means.mean(sums), group_means.variance(sums)
                 row: Row = {**levels, "column": name, "unit": domain.unit}
                 row["count"] = part.cell(sums.count, tables.count(sums.count, sums.count_std))
+                if self.query.whole and name in self.open:
+                    absent = float(part.block("absent")[group, self.open.index(name)])
+                    row["missing"] = part.cell(absent, tables.count(absent, part.std("absent")))
                 mean = mean.widened(part.grain).scaled(domain.half, domain.middle).within(domain.low, domain.high)
                 row["mean"] = part.cell(sums.count, mean)
                 deviation = variance.widened(4.0 * part.grain).root().scaled(domain.half).within(0.0, domain.half)
