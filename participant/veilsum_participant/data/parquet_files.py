@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data.formats import CHECK_FORMAT, readable
+from veilsum_participant.data.formats import CHECK_FORMAT, no_file, readable
 from veilsum_participant.data.objects import LOGS, AnyFile, StoredFile, check_whole, open_file, stored_files, unchanged
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PARQUET
@@ -45,7 +45,7 @@ def file_parts(path: Path | Bucket) -> Sequence[AnyFile]:
     else:
         start = next((index for index, part in enumerate(path.parts) if _GLOB.search(part)), None)
         if start is None:
-            raise DataError(f"{path}: there is no such file.", "Check the path.")
+            raise no_file(path)
         found = [part for part in Path(*path.parts[:start]).glob(str(Path(*path.parts[start:]))) if part.is_file()]
         what = "no file has such a name"
     if not found:
