@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,6 +20,14 @@ SCHEMA = DatasetSchema(
     columns=(NumberColumn(name="age", low=0, high=100), CategoryColumn(name="town", categories=("Köln", "Ulm"))),
     label=LabelColumn(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
 )
+
+
+def text_array(cells: list[bytes | None], kind: Any) -> Any:
+    """A text array of any bytes: its type promises UTF-8, and nothing checks it."""
+    offsets = np.cumsum([0, *(len(cell or b"") for cell in cells)]).astype(np.int32)
+    present = np.packbits(np.array([cell is not None for cell in cells], dtype=np.bool_), bitorder="little")
+    buffers = [pa.py_buffer(data) for data in (present.tobytes(), offsets.tobytes(), b"".join(cell or b"" for cell in cells))]
+    return pa.Array.from_buffers(kind, len(cells), buffers)
 
 
 def told(counts: Mapping[str, ColumnCells], what: str) -> dict[str, int]:

@@ -8,6 +8,8 @@ import csv
 import gzip
 import io
 import lzma
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +345,32 @@ def test_what_cannot_be_declared_is_refused(given: dict[str, Any], told: str) ->
 def test_a_plain_file_is_its_path() -> None:
     assert origin(DatasetConfig(path=Path("t.csv")), "d") == Path("t.csv")
     assert origin(DatasetConfig(path=Path("t.csv"), delimiter=";"), "d") == TextFile(Path("t.csv"), Dialect(";"))
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("header", [True, False])
+def test_a_zip_archive_is_named_where_nothing_of_it_is_read(tmp_path: Path, columns: int, *, header: bool) -> None:
+    """Of a file without a header its structure tells nothing: what begins it may be a record."""
+    names = [f"c{place}" for place in range(columns)]
+    text = "".join(",".join(row) + "\n" for row in ([names] if header else []) + [["1"] * columns] * 9)
+    with zipfile.ZipFile(tmp_path / "t.csv", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("t.csv", text)
+    numbers = tuple(NumberColumn(name=name, low=0, high=9) for name in names)
+    schema = DatasetSchema(columns=numbers, header=header, order=() if header else tuple(names))
+    told = "It is a ZIP archive, as spreadsheets are: save it as CSV."
+    if header:
+        with pytest.raises(DataError) as caught:
+            check_dataset(tmp_path / "t.csv", schema)
+        assert caught.value.advice == told
+    else:
+        assert check_dataset(tmp_path / "t.csv", schema).advice == told
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.npz", "t.parquet", "t.ndjson"])
+def test_a_pipe_is_no_file_and_is_called_so(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    source: Any = tmp_path / name
+    if name == "t.ndjson":
+        source = SourceQuery("records", "SELECT 1 AS x FROM t", files={"t": source})
+    with pytest.raises(DataError, match="is a pipe or a device"):
+        check_structure(source, DatasetSchema(columns=(NumberColumn(name="x", low=0, high=9),)))

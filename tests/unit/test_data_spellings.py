@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data import load_records
-from veilsum_participant.data.sources import check_structure
+from veilsum_participant.data.cells import judge_table
+from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.spellings import exact
 from veilsum_participant.data.stream import stream_records
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, DateColumn, LabelColumn, NumberColumn
@@ -293,3 +294,29 @@ def test_a_letter_and_its_accent_are_one_character_or_two(
         for cell in cells
     ]
     assert codes_of(tmp_path / "t.parquet", schema_of(categories, label=label)) == want
+
+
+TIMES = st.tuples(*(st.one_of(st.sampled_from((0, 23, 24, 25, 59, 60, 61)), st.integers(0, 99)) for _ in range(3)))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    year=st.sampled_from((0, 1, 9, 1900, 2024, 9999)),
+    time=TIMES,
+    form=st.sampled_from(("T{}:{}:{}", " {}{}{}", "T{}:{}", "T{}")),
+    offset=st.one_of(st.none(), st.tuples(st.integers(0, 99), st.integers(0, 99))),
+)
+def test_a_text_is_a_day_if_its_time_is_one(
+    tmp_path: Path, year: int, time: tuple[int, int, int], form: str, offset: tuple[int, int] | None
+) -> None:
+    """The day is the one that is written, 24:00 its end; a time that no clock shows, or the year 0, is no date at all."""
+    hour, minute, second = (part if place < form.count("{}") else 0 for place, part in enumerate(time))
+    told = f"{year:04d}-02-03" + form.format(*(f"{part:02d}" for part in time))
+    told += "" if offset is None else "+{:02d}:{:02d}".format(*offset)
+    clock = (hour < 24 and minute < 60 and second < 61) or (hour, minute, second) == (24, 0, 0)
+    real = clock and year > 0 and (offset is None or (offset[0] < 24 and offset[1] < 60))
+    schema = DatasetSchema(columns=(DateColumn(name="x", low=-1e7, high=1e7, origin="1970-01-01"),))
+    (tmp_path / "t.csv").write_text(f"x\n{told}\n")
+    (judged,) = judge_table(read_table(tmp_path / "t.csv", schema).columns, schema)
+    assert bool(judged.invalid[0]) == (not real)
+    assert not real or judged.values[0] == (dt.date(year, 2, 3) - dt.date(1970, 1, 1)).days

@@ -21,6 +21,7 @@ from support.tables import (
     groups_of,
     records_of,
     rows_of,
+    text_array,
     totals,
     trimmed,
 )
@@ -31,14 +32,6 @@ from veilsum_participant.data.sources import check_structure, query_rows, read_t
 from veilsum_participant.settings.query import SourceQuery
 
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def text_array(cells: list[bytes | None], kind: Any) -> Any:
-    """A text array of any bytes: its type promises UTF-8, and nothing checks it."""
-    offsets = np.cumsum([0, *(len(cell or b"") for cell in cells)]).astype(np.int32)
-    present = np.packbits(np.array([cell is not None for cell in cells], dtype=np.bool_), bitorder="little")
-    buffers = [pa.py_buffer(data) for data in (present.tobytes(), offsets.tobytes(), b"".join(cell or b"" for cell in cells))]
-    return pa.Array.from_buffers(kind, len(cells), buffers)
 
 
 def texts(cells: list[bytes | None], form: str) -> Any:

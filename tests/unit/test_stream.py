@@ -29,9 +29,8 @@ from support.postgres import server
 from support.randomness import SeededRandom
 from support.tables import SCHEMA, totals
 from veilsum_node.errors import DataError
-from veilsum_participant.data import FindingKind, check_dataset, csv_files, duck, json_files, lines, load_records, sources
+from veilsum_participant.data import FindingKind, check_dataset, csv_files, json_files, lines, load_records, sources
 from veilsum_participant.data.postgres import SPACES
-from veilsum_participant.data.reader import SourcePart
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.settings.forms import PLAIN, pixel_names
@@ -441,13 +440,13 @@ def test_texts_are_read_as_a_query_asks_for_them(tmp_path: Path, monkeypatch: py
     (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 200_000)
     query = SourceQuery("records", "SELECT * FROM t", files={"t": tmp_path / "t.csv"})
     monkeypatch.setattr(csv_files, "BATCH", 1 << 14)
-    parts, real = [0], duck._trimmed
+    parts, real = [0], csv_files.CsvReader._parsed
 
-    def counted(part: SourcePart) -> Any:
+    def counted(*asked: Any) -> Any:
         parts[0] += 1
-        return real(part)
+        return real(*asked)
 
-    monkeypatch.setattr(duck, "_trimmed", counted)
+    monkeypatch.setattr(csv_files.CsvReader, "_parsed", counted)
     batches = stream_records(query, SCHEMA, None, rows=1000)
     first, read = len(next(batches)), parts[0]
     assert first + sum(map(len, batches)) == 200_000

@@ -20,9 +20,13 @@ from veilsum_aggregation.arrays import Bools
 from veilsum_participant.data.spellings import Spellings, exact, known_texts
 from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema, DateColumn, LabelColumn, NumberColumn
 
-_TIME = r"[0-9]{2}(:?[0-9]{2}){0,2}([.,][0-9]+)?( ?(Z|UTC|GMT|[AP]M|[+-][0-9]{2}(:?[0-9]{2}){0,2}))?(\[[A-Z0-9_/+-]+\])?"
-_DATE = rf"(?i)^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([T ]{_TIME})?$"
-"""A day, and a time of it perhaps; of two days, or one before Christ, the first ten letters are none."""
+_CLOCK = r"(([01][0-9]|2[0-3])(:?[0-5][0-9](:?([0-5][0-9]|60))?)?|24(:?00){0,2})"
+_OFFSET = r"[+-]([01][0-9]|2[0-3])(:?[0-5][0-9]){0,2}"
+_TIME = rf"{_CLOCK}([.,][0-9]+)?( ?(Z|UTC|GMT|[AP]M|{_OFFSET}))?(\[[A-Z0-9_/+-]+\])?"
+_YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_DATE = rf"(?i)^{_YEAR}-[0-9]{{2}}-[0-9]{{2}}([T ]{_TIME})?$"
+"""A day of the years 1 to 9999, and a time of it perhaps, up to 24:00, its end; of two days, or one before Christ, the first
+ten letters are none."""
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 

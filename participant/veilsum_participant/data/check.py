@@ -159,7 +159,8 @@ def check_dataset(
         for (column, kind, rows, expected), shown in zip(found, first, strict=True)
         if shown
     )
-    advice = reader.declared() if len(table.broken) > table.rows else ""
+    lost = len(table.broken) > table.rows or all(one.share == 1.0 for one in cells)
+    advice = reader.declared() if lost else ""
     return CheckReport(
         len(numbers) + len(table.broken), findings, per_person, tuple(cells), advice or _commas(cells), table.unread
     )

@@ -23,9 +23,7 @@ def readable(file: Path | Bucket) -> Iterator[None]:
                 yield
             return
         if (is_npz(file) or is_csv(file)) and not file.is_file():
-            raise DataError(
-                f"{file}: {'is a folder, not a file' if file.is_dir() else 'there is no such file'}.", "Check the path."
-            )
+            raise no_file(file)
         yield
     except OSError as error:
         advice = "Check path, user and permissions." if isinstance(error, PermissionError) else CHECK_FORMAT
@@ -35,3 +33,11 @@ def readable(file: Path | Bucket) -> Iterator[None]:
     except Exception as error:  # what the formats' libraries raise is many things and undocumented
         form = ("CSV" if file.csv else "Parquet") if isinstance(file, Bucket) else file.suffix.lower() or "CSV"
         raise DataError(f"{file}: cannot be read as {form} ({type(error).__name__}).", CHECK_FORMAT) from error
+
+
+def no_file(path: Path) -> DataError:
+    """The error where a path is no file; a pipe is none, for what is in it is read once."""
+    told = (
+        "is a folder, not a file" if path.is_dir() else "is a pipe or a device" if path.exists() else "there is no such file"
+    )
+    return DataError(f"{path}: {told}.", "Check the path.")

@@ -5,24 +5,21 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
-from zlib import crc32
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data.formats import CHECK_FORMAT, readable
+from veilsum_participant.data.formats import CHECK_FORMAT, no_file, readable
 from veilsum_participant.data.objects import LOGS, AnyFile, StoredFile, check_whole, open_file, stored_files, unchanged
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.settings.forms import PARQUET
 from veilsum_participant.settings.query import Bucket
 
-_SIZE, _CHECKSUM = 3, 4
-"""Fields of a page's header: its bytes in the file, and their CRC-32."""
 _NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")
 _BUFFER = 1 << 16
@@ -48,7 +45,7 @@ def file_parts(path: Path | Bucket) -> Sequence[AnyFile]:
     else:
         start = next((index for index, part in enumerate(path.parts) if _GLOB.search(part)), None)
         if start is None:
-            raise DataError(f"{path}: there is no such file.", "Check the path.")
+            raise no_file(path)
         found = [part for part in Path(*path.parts[:start]).glob(str(Path(*path.parts[start:]))) if part.is_file()]
         what = "no file has such a name"
     if not found:
@@ -124,65 +121,6 @@ def _in_its_zone(table: Any) -> Any:
     """A table whose times are in the zone that they were written in, whose days a reader of the records means."""
     written = _written(table.schema)
     return table if written.equals(table.schema) else table.cast(written)
-
-
-def check_pages(path: Path, asked: Callable[[str], bool]) -> None:
-    """Hold a file's pages, for other software that does not, against their checksums; without any, one of a column.
-
-    Args:
-        path: the file.
-        asked: whether the pages of a column are read, by its name.
-
-    Raises:
-        DataError: it is damaged, or holds encrypted columns.
-    """
-    with readable(path), open_parquet(path) as file, path.open("rb") as pages:
-        pages.seek(-8, os.SEEK_END)
-        if file.metadata.serialized_size != int.from_bytes(pages.read(4), "little"):  # Arrow ends the process at such a column
-            raise DataError(f"{path}: its footer is signed, as where columns are encrypted.", "Write it without encryption.")
-        for group in map(file.metadata.row_group, range(file.num_row_groups)):
-            for column in map(group.column, range(group.num_columns)):
-                if not asked(column.path_in_schema.partition(".")[0]):
-                    continue
-                pages.seek(column.dictionary_page_offset or column.data_page_offset)
-                end = pages.tell() + column.total_compressed_size
-                while pages.tell() < end and _CHECKSUM in (header := _integers(pages)):
-                    if crc32(pages.read(header[_SIZE])) != header[_CHECKSUM] % (1 << 32):
-                        raise OSError("a page has another checksum")
-
-
-def _integers(file: BinaryIO) -> dict[int, int]:
-    """The integers of a structure in Thrift's compact protocol, by field; what lies in structures within it is passed over."""
-    found, field = dict[int, int](), 0
-    while kind := file.read(1)[0]:
-        field = field + (kind >> 4) if kind >> 4 else _integer(file)
-        match kind & 15:
-            case 1 | 2:  # true, false
-                pass
-            case 4 | 5 | 6:
-                found[field] = _integer(file)
-            case 8:  # bytes
-                file.seek(_varint(file), os.SEEK_CUR)
-            case 12:
-                _integers(file)
-            case _:
-                raise ValueError("no header of a page")
-    return found
-
-
-def _integer(file: BinaryIO) -> int:
-    value = _varint(file)
-    return value >> 1 ^ -(value & 1)
-
-
-def _varint(file: BinaryIO) -> int:
-    value = shift = 0
-    while True:
-        byte = file.read(1)[0]
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value
-        shift += 7
 
 
 def open_parquet(path: AnyFile) -> Any:

@@ -38,6 +38,8 @@ def plain(kind: Any) -> Any:
         return pa.timestamp(kind.unit, kind.tz[3:])
     if pa.types.is_string_view(kind):
         return pa.large_string()
+    if pa.types.is_float16(kind):
+        return pa.float32()
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
 
 
@@ -83,8 +85,8 @@ def values(column: Any, decimal: str = ".", missing: Sequence[str] = ()) -> Any:
         else:
             if pa.types.is_boolean(chunk.type):
                 held = pc.cast(chunk, pa.int8())
-            elif pa.types.is_decimal(chunk.type) or chunk.type in (pa.float32(), pa.float16()):
-                held = _shortest(chunk)
+            elif pa.types.is_decimal(chunk.type) or chunk.type == pa.float32():
+                held = pc.cast(chunk, pa.large_string())
             held = pc.cast(held, pa.float64(), safe=False)
         found.append(held)
     return joined(found)
@@ -106,8 +108,7 @@ def identifiers(column: Any) -> Any:
     """A chunked column as one array of trimmed text, which decimals are as well, so that 7 and 7.00 are one; or of its own
     numbers: as float64 long ones would run together.
     """
-    # with half floats Arrow does little
-    found = joined([chunk.cast(pa.float32()) if pa.types.is_float16(chunk.type) else chunk for chunk in _plain(column)])
+    found = joined([*_plain(column)])
     if is_numeric(column.type) or pa.types.is_decimal(found.type):
         found = pc.cast(found, pa.large_string())
         found = pc.utf8_rtrim(pc.replace_substring_regex(found, r"(\.[0-9]*?)0+$", r"\1"), ".")
@@ -136,9 +137,7 @@ def _becomes(kind: Any, numbered: bool) -> Any:
         return pa.large_string()
     if numbered or kind == pa.int64():
         return pa.float64()
-    if pa.types.is_decimal(kind):
-        return pa.decimal256(76)
-    return pa.float32() if pa.types.is_float16(kind) else kind
+    return pa.decimal256(76) if pa.types.is_decimal(kind) else kind
 
 
 def joined(arrays: Sequence[Any]) -> Any:
@@ -193,7 +192,7 @@ def _plain(column: Any) -> Iterator[Any]:
                 held = held.dictionary_decode() if pa.types.is_dictionary(held.type) else held.storage
         kind = plain(held.type)
         if not is_text(kind):
-            yield held if kind == held.type else held.cast(kind)
+            yield from_halves(held) if pa.types.is_float16(held.type) else held if kind == held.type else held.cast(kind)
             continue
         cells = held.cast(pa.large_binary())  # whatever the column's type promises of them
         try:
@@ -233,15 +232,13 @@ def _texts(chunk: Any, meant: Mapping[Any, str]) -> Any:
     distinct = chunk.dictionary_encode()
     spelled = [
         None if text is None else meant.get(exact(text, padded=True), text)
-        for text in _shortest(distinct.dictionary).to_pylist()
+        for text in pc.cast(distinct.dictionary, pa.large_string()).to_pylist()
     ]
     return pa.array(spelled, pa.large_string()).take(distinct.indices)
 
 
-def _shortest(chunk: Any) -> Any:
-    """Numbers as the shortest text that their type reads back as the same number."""
-    if chunk.type != pa.float16():
-        return pc.cast(chunk, pa.large_string())
-    distinct = chunk.dictionary_encode()  # of these Arrow writes none, and there are 65,536 at most
-    values = distinct.dictionary.to_numpy(zero_copy_only=False)
-    return pa.array([str(value) for value in values], pa.large_string()).take(distinct.indices)
+def from_halves(cells: Any) -> Any:
+    """Half floats as float32 of the same shortest text; Arrow itself does little with them."""
+    distinct = cells.dictionary_encode()  # there are 65,536 at most
+    values = [float(str(value)) for value in distinct.dictionary.to_numpy(zero_copy_only=False)]
+    return pa.array(values, pa.float32()).take(distinct.indices)
