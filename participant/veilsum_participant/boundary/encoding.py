@@ -239,8 +239,7 @@ def _table(of: Any) -> _Table:
         found = {item.name: item.metadata["rule"] for item in fields(of)}
         numbered = {rule.number: (name, rule) for name, rule in found.items() if rule.kind != "memory"}
         beside = next((name for name, rule in found.items() if rule.kind == "memory"), None)
-        inner = {name: _table(rule.of).needed for name, rule in found.items() if rule.of is not None and not rule.many}
-        needed = tuple(name for name, rule in found.items() if rule.least or inner.get(name))
+        needed = tuple(name for name, own in found.items() if own.least or (own.of and not own.many and _table(own.of).needed))
         known = _TABLES[of] = _Table(found, numbered, beside, needed)
     return known
 
@@ -266,7 +265,6 @@ def read(data: bytes | memoryview, of: type[M], beside: Sealed | None = None) ->
 
 
 def _read(data: memoryview, of: type[M]) -> M:
-    """A message whose fields keep their bounds, each looked at once: a cohort's message has thousands."""
     found: dict[str, Any] = {}
     table = _table(of)
     for index, wire, value in _fields(data):

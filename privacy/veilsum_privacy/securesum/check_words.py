@@ -237,22 +237,16 @@ def verify_sum(signed: Signed, signer: Identity, expected: SumStatement) -> None
 def signed_answers(
     asked: CheckStatement, members: Sequence[Identity], answers: Sequence[CheckAnswer], modulus: int
 ) -> list[bytes]:
-    """Verify that each member gave its answer to the challenge that ``asked`` names; returns what each signed.
-
-    Args:
-        asked: a statement about the challenge; whose it is and its words do not matter.
-        members: who answers.
-        answers: of as many, in their order, as they travel.
-        modulus: t.
+    """Verify that each member gave its answer to the challenge that ``asked``, anybody's statement about it, names; returns
+    what each signed. ``answers`` are of ``members``, in their order, as they travel; ``modulus`` is t.
 
     Raises:
         HostileInput: other words than a challenge has, or they were not signed as an answer to this one.
     """
     written = canonical_around(parse_canonical(asked.to_bytes(), what="answer"), "participant", "words")
-    bodies = []
-    for member, answer in zip(members, answers, strict=True):
-        bodies.append(written(member.name, _words(answer.words, modulus)))
-        verify(member.public_key, Label.CHECK, bodies[-1], answer.signature)
+    bodies = [written(who.name, _words(answer.words, modulus)) for who, answer in zip(members, answers, strict=True)]
+    for member, answer, body in zip(members, answers, bodies, strict=True):
+        verify(member.public_key, Label.CHECK, body, answer.signature)
     return bodies
 
 
