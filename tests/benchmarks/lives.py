@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.step_process import resident
 from benchmarks.steps import records_of
@@ -23,9 +24,9 @@ from veilsum_coordinator.service.runner import run_study
 from veilsum_node.errors import HostileInput
 
 SITES, RECORDS, WIDTH = 3, 50, 30
-MARKS, QUICK = (100, 1000, 10_000), (20, 100)
-MEASURED = 10
-"""A mark's figure for time is the mean of so many studies or steps before it; for memory, of all since the mark before."""
+COUNT, QUICK = 10_000, 100
+BLOCKS = 20
+"""A life is looked at in so many blocks; the first, in which what is made once is made, is in no trend."""
 
 
 class Timed(LocalFederation):
@@ -56,36 +57,33 @@ class Timed(LocalFederation):
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Figures of many studies and of one of many steps."""
-    marks = QUICK if quick else MARKS
-    return {"studies": of_studies(marks), "steps of one study": of_steps(marks)}
+    count = QUICK if quick else COUNT
+    return {"studies": of_studies(count), "steps of one study": of_steps(count)}
 
 
-def of_studies(marks: Iterable[int]) -> dict[str, dict[str, float]]:
-    """Of each mark, what a study costs after so many. Each is finished before the next is submitted."""
+def of_studies(count: int) -> dict[str, Any]:
+    """What another study costs, and how that changes over so many. Each is finished before the next is submitted."""
     with tempfile.TemporaryDirectory() as directory:
         bed, local = _parties(Path(directory))
         request = make_request(schema_of(WIDTH), epsilon=0.01)
-
-        def run() -> None:
+        life = Life(count, local, Path(directory))
+        for _ in range(count):
             local.run(bed.compile(request), bed.analyst, Path(directory) / "results")
+            life.passed()
+        return life.figures()
 
-        return _marked(marks, run, local)
 
-
-def of_steps(marks: Iterable[int]) -> dict[str, dict[str, float]]:
-    """Of each mark, what a step of ``fedsgd`` costs after so many of one study."""
-    *_, most = marks = sorted(marks)
+def of_steps(count: int) -> dict[str, Any]:
+    """What another step of ``fedsgd`` costs, and how that changes over so many of one study."""
     with tempfile.TemporaryDirectory() as directory:
         bed, local = _parties(Path(directory))
-        request = steps_request(most)
-        key = local.submit(bed.compile(request), bed.analyst)
+        key = local.submit(bed.compile(steps_request(count)), bed.analyst)
         federation = local.prepare(key)
-        found: dict[str, dict[str, float]] = {}
-        steps = Marks(marks, local, found)
-        federation.sum = then(federation.sum, steps.passed)  # type: ignore[method-assign]
+        life = Life(count, local, Path(directory))
+        federation.sum = then(federation.sum, life.passed)  # type: ignore[method-assign]
         run_study(local.hub, key, federation, Path(directory) / "results")
         assert local.hub.shown.status(key).phase == "finished", local.hub.shown.status(key).reason
-        return found
+        return life.figures()
 
 
 def steps_request(steps: int) -> StudyRequest:
@@ -99,41 +97,57 @@ def _parties(directory: Path) -> tuple[TestBed, Timed]:
     return bed, Timed(bed.hub, bed.local.cores, bed.clock)
 
 
-class Marks:
-    """Counts what is repeated, and takes figures near each mark."""
+class Life:
+    """Counts what is repeated, ``count`` times in all, and looks at every block's end.
 
-    def __init__(self, marks: Iterable[int], local: Timed, found: dict[str, dict[str, float]]) -> None:
-        self._marks, self._local, self._found = sorted(marks), local, found
-        self._count, self._known = 0, (0, 0)
-        self._begun = (0.0, 0.0)
+    Attributes:
+        blocks: of each block that is over, processor milliseconds of the coordinator and of a participant for one repetition,
+            their means; then, at its end, bytes in the memory of all parties together and in their databases.
+    """
+
+    def __init__(self, count: int, local: Timed, directory: Path) -> None:
+        self._length, self._local, self._directory = max(1, count // BLOCKS), local, directory
+        self.blocks: list[tuple[float, float, int, int]] = []
+        self._count = 0
+        self._begun = self._now()
 
     def passed(self) -> None:
         """One more is over."""
         self._count += 1
-        if self._count in [mark - MEASURED for mark in self._marks]:
-            self._begun = time.process_time(), self._local.participants
-            if not self._known[0]:  # what is made once is there by now
-                self._known = self._count, _settled()
-        if self._count in self._marks:
-            spent, participants = time.process_time() - self._begun[0], self._local.participants - self._begun[1]
-            count, before = self._known
-            self._known = self._count, _settled()
-            self._found[f"after {self._count}"] = {
-                "coordinator's processor ms": 1e3 * (spent - participants) / MEASURED,
-                "a participant's processor ms": 1e3 * participants / MEASURED / SITES,
-                "memory of all that it adds, kB": (self._known[1] - before) / (self._count - count) / 1e3,
-            }
+        if self._count % self._length == 0:
+            everybody, participants = (
+                1e3 * (now - then) / self._length for now, then in zip(self._now(), self._begun, strict=True)
+            )
+            gc.collect()
+            stored = sum(file.stat().st_size for file in self._directory.rglob("*.db"))
+            self.blocks.append((everybody - participants, participants / SITES, resident(), stored))
+            self._begun = self._now()
+
+    def figures(self) -> dict[str, Any]:
+        """Means of the second and last block, and what each figure grows by, with its standard error.
+
+        A trend is the slope of the least squares line through the blocks, for times in milliseconds after a thousand
+        repetitions more, for bytes in kB a repetition. It needs four blocks.
+        """
+        late = np.array(self.blocks[1:])
+        at = self._length * np.arange(len(late))
+        names = ("coordinator, processor ms", "a participant, processor ms", "memory of all, kB", "databases of all, kB")
+        found: dict[str, Any] = {"repetitions": self._count}
+        for name, series, unit in zip(names, late.T, (1.0, 1.0, 1e3, 1e3), strict=True):
+            slope, error = trend(at, series / unit)
+            if unit == 1.0:
+                found[name] = {"second block": series[0], "last block": series[-1]}
+                slope, error = 1e3 * slope, 1e3 * error
+            found[name] = found.get(name, {}) | {"trend": slope, "its standard error": error}
+        return found
+
+    def _now(self) -> tuple[float, float]:
+        return time.process_time(), self._local.participants
 
 
-def _marked(marks: Iterable[int], run: Callable[[], None], local: Timed) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    counted = Marks(marks, local, found)
-    for _ in range(max(marks)):
-        run()
-        counted.passed()
-    return found
-
-
-def _settled() -> int:
-    gc.collect()
-    return resident()
+def trend(at: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """Slope of the least squares line, and its standard error."""
+    (slope, _), covariance = np.polyfit(at, values, 1, cov="unscaled")
+    line = np.polyfit(at, values, 1)
+    spread = float(np.sum((values - np.polyval(line, at)) ** 2)) / (len(at) - 2)
+    return float(slope), float(np.sqrt(covariance[0, 0] * spread))

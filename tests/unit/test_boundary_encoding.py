@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
-from veilsum_participant.boundary.encoding import Message, Rule, read, rules
+from veilsum_participant.boundary.encoding import Message, Rule, _say, read, rules
 from veilsum_participant.telemetry.shared_metrics import SharedMetric
 from veilsum_proto import federation_pb2 as pb
 
@@ -141,6 +141,7 @@ def test_what_is_spoilt_is_refused_or_read_as_protobuf_reads_it(ours: type[Messa
             except HostileInput:
                 refused += 1
                 continue
+            found.check()  # as who sends does, in a walk of its own
             try:
                 other = theirs.FromString(data)
             except DecodeError as error:
@@ -194,6 +195,30 @@ def test_a_value_beyond_its_bound_is_refused_by_who_sends(of: Any, name: str, ru
         right = {field: b"\x01" * own.least for field, own in rules(of).items() if own.least}
         with pytest.raises(HostileInput, match=f"{of.__name__}.{name}"):
             of(**(right | {name: value})).to_bytes()
+
+
+@pytest.mark.parametrize(("of", "name", "rule"), BOUNDED, ids=lambda found: getattr(found, "__name__", found))
+def test_a_value_beyond_its_bound_is_refused_by_who_reads(of: Any, name: str, rule: Rule) -> None:
+    """Also where it is a field's only fault that it is not there."""
+    right = {field: b"\x01" * own.least for field, own in rules(of).items() if own.least}
+    letter, wrong = "a" if rule.kind == "text" else b"\x01", list[Any]()
+    match rule.kind:
+        case "number" if rule.most < 2**64 - 1:
+            wrong = [rule.most + 1, 2**64 - 1]
+        case "octets" | "text" if rule.most < 2**22:
+            wrong = [letter * (rule.most + 1), *([letter * (rule.least - 1), letter * 0] if rule.least else [])]
+        case "message":
+            assert rule.of is not None
+            wrong = [rule.of()] if any(own.least for own in rules(rule.of).values()) else []
+    if rule.many:
+        one = rule.of() if rule.of is not None else {"number": 0, "octets": b"", "text": ""}[rule.kind]
+        wrong = [*((value,) for value in wrong), *([(one,) * (rule.many + 1)] if rule.many < 2**16 else [])]
+    named = f"{of.__name__}.{name}" + ("" if rule.of is None else f"|{rule.of.__name__}\\.")
+    for value in wrong:
+        parts: list[bytes | memoryview] = []
+        _say(of(**(right | {name: value})), parts)  # as nobody of ours sends it
+        with pytest.raises(HostileInput, match=named):
+            read(b"".join(parts), of)
 
 
 def test_a_field_beyond_its_bound_is_refused_by_who_reads() -> None:

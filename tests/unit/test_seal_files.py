@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tenseal import sealapi
 
 from veilsum_node.errors import StateError
-from veilsum_privacy.securesum.products import _context, _templates
-from veilsum_privacy.securesum.ring import RINGS, RingParameters
-from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
+from veilsum_privacy.securesum.products import BATCH, KeyProducts, _context, _templates, common_products
+from veilsum_privacy.securesum.ring import RING_4096, RINGS, RingParameters
+from veilsum_privacy.securesum.seal_files import Passage, Scratch, Template, inflate
 
 WHOLE = b"\x5e\xa1\x10\x10\x04\x01\x02\x00" + bytes(40)
 HEAD, NUMBERS = 30, 64
@@ -91,3 +93,62 @@ def test_the_scratch_file_keeps_nothing() -> None:
         scratch.load(b"secret", refuse)
     assert len(seen) == 1
     assert not files_in_memory()
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """Which files in memory and ends of pipes this process has open, by number and name."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.add((entry.name, str(entry.readlink())))
+    return {(number, name) for number, name in found if "memfd:veilsum" in name or name.startswith("pipe:")}
+
+
+class Unwritten:
+    """An object of the library whose file cannot be opened where it is a pipe, of which the library says nothing."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+
+    def save(self, path: str) -> None:
+        if "pipe:" not in str(Path(path).readlink()):
+            self._item.save(path)
+
+
+@pytest.mark.parametrize("pipe", ["whole", "small", "closed"])
+@pytest.mark.parametrize("ring", RINGS)
+def test_objects_pass_one_after_another(ring: RingParameters, pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through what stays open each gets its own numbers and no other's, whatever the sizes before it, and nothing remains."""
+    if pipe == "small":
+
+        def refuse(*_: object) -> int:
+            raise PermissionError
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+    before = descriptors()
+    passage, context, random = Passage(), _context(ring), np.random.default_rng(0)
+    for polynomials in (16, 2, 7, 16):
+        numbers = random.integers(0, ring.prime, polynomials * ring.degree).astype("<u8")
+        template, item = _templates(ring, polynomials), sealapi.Ciphertext()
+        half = len(numbers) // 2
+        passage.load(template.parts(numbers[:half].data, numbers[half:].data), lambda path: item.load(context, path))  # noqa: B023
+        shown = Unwritten(item) if pipe == "closed" else item
+        content = passage.content(shown, len(template.head) + numbers.nbytes)
+        assert content == template.head + numbers.tobytes() == Scratch().content(item)
+    assert len(descriptors() - before) == 3  # the file, and both ends of the pipe
+    del passage
+    assert descriptors() <= before
+
+
+def test_products_leave_nothing_open() -> None:
+    """Neither when all were taken nor when their reader stops half way."""
+    before, key = descriptors(), np.arange(RING_4096.degree) % 7 - 3
+    words = 2 * BATCH * RING_4096.degree + 5
+    products = common_products(key, bytes(32), RING_4096, words, KeyProducts)
+    assert sum(part.stop - part.start for part, _ in products) == words
+    assert descriptors() <= before
+    half = common_products(key, bytes(32), RING_4096, words, KeyProducts)
+    next(half)
+    assert descriptors() - before
+    half.close()
+    assert descriptors() <= before

@@ -9,14 +9,12 @@ The C library keeps it: every thread has an arena of its own, and what lies betw
 the same thread asks for next. After a large round that was a quarter of all that the process held.
 """
 
-import ctypes
 import logging
 import math
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +34,8 @@ from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.results.retirement import PROOFS, retire
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import spent_epsilon
-from veilsum_coordinator.storage.long_values import LONG
 from veilsum_node.errors import Damage, HostileInput, Unavailable, VeilsumError
+from veilsum_node.process.memory import give_back_memory
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
@@ -47,6 +45,9 @@ from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.training.long_arrays import PIECE
 
 LOG = logging.getLogger("veilsum.coordinator")
+
+_LONGER_THAN_KEPT = 1 << 25
+"""Bytes of a release whose round frees more than is kept for the next (:func:`veilsum_node.process.memory.loading`)."""
 
 RESULT_PAUSE = 1.0
 """Seconds between two tries to write a result."""
@@ -186,14 +187,14 @@ class HubFederation(StoredFederation):
             proof=proof,
         )
         del values, opened  # they are as long as the release
-        if 8 * size >= LONG:
-            give_back_freed()
+        if 8 * size >= _LONGER_THAN_KEPT:
+            give_back_memory()
         keep = partial(self._hub.objects.keep_release, self._key, current.number, current.total.shown)
         self._hub.journal.outage.wait(keep)
         self._hub.released(self._key, self._machine, current)
         del keep  # with the round the last that holds the sum as it is shown
-        if 8 * size >= LONG:
-            give_back_freed()
+        if 8 * size >= _LONGER_THAN_KEPT:
+            give_back_memory()
         self._round = current.number
         done, epsilon = self._spent()
         LOG.info(
@@ -263,6 +264,8 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
     except Exception as error:
         LOG.error("study %s: internal error", study.name, exc_info=error, extra=about("failed", study=study.name, digest=key))
         hub.fail(key, INTERNAL)
+    finally:
+        give_back_memory()
 
 
 def save_method_result(hub: Hub, federation: Federation, directory: Path) -> list[str]:
@@ -404,9 +407,3 @@ class Supervisor:
                 seen = self._hub.changes
 
         return wait
-
-
-def give_back_freed() -> None:
-    """Return whole pages that were freed, of all arenas (malloc_trim(3)); does nothing where the C library is not glibc."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

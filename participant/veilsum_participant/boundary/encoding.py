@@ -83,7 +83,7 @@ class Rule:
         if self.kind == "message" and isinstance(value, Message) and type(value) is self.of:
             value.check()
         elif not self._holds(value):
-            raise HostileInput(f"{name} is not a value of its kind within its bounds.")
+            raise _outside(name)
 
     def _holds(self, value: object) -> bool:
         match self.kind, value:
@@ -228,6 +228,7 @@ class _Table:
     rules: dict[str, Rule]
     numbers: dict[int, tuple[str, Rule]]
     memory: str | None
+    needed: tuple[str, ...]  # what keeps no rule where it is not there
 
 
 _TABLES: dict[Any, _Table] = {}
@@ -238,7 +239,8 @@ def _table(of: Any) -> _Table:
         found = {item.name: item.metadata["rule"] for item in fields(of)}
         numbered = {rule.number: (name, rule) for name, rule in found.items() if rule.kind != "memory"}
         beside = next((name for name, rule in found.items() if rule.kind == "memory"), None)
-        known = _TABLES[of] = _Table(found, numbered, beside)
+        needed = tuple(name for name, own in found.items() if own.least or (own.of and not own.many and _table(own.of).needed))
+        known = _TABLES[of] = _Table(found, numbered, beside, needed)
     return known
 
 
@@ -253,93 +255,92 @@ def read(data: bytes | memoryview, of: type[M], beside: Sealed | None = None) ->
     Raises:
         HostileInput: these are not the bytes of such a message, or a field breaks its bounds.
     """
-    message = _read(data, of)
+    message, table = _read(memoryview(data), of), _table(of)
     if beside is not None:
-        if (name := _table(of).memory) is None:
+        if (name := table.memory) is None:
             raise HostileInput(f"{of.__name__} has no memory beside it.")
+        table.rules[name].check(f"{of.__name__}.{name}", beside)
         message = replace(cast(Any, message), **{name: beside})
-    message.check()
     return message
 
 
-def _read(data: bytes | memoryview, of: type[M]) -> M:
+def _read(data: memoryview, of: type[M]) -> M:
     found: dict[str, Any] = {}
-    known = _table(of).numbers
-    for index, wire, value in _fields(memoryview(data)):
-        entry = known.get(index)
+    table = _table(of)
+    for index, wire, value in _fields(data):
+        entry = table.numbers.get(index)
         if entry is None:
             if not of.grows:
                 raise HostileInput(f"{of.__name__} has no field {index}.")
             continue
         name, rule = entry
-        values = _values(f"{of.__name__}.{name}", rule, wire, value)
         if not rule.many:
-            if name in found and rule.kind == "message":
+            if rule.kind == "message" and name in found:
                 raise HostileInput(f"{of.__name__}.{name} comes twice.")
-            found[name] = values[0]
+            found[name] = _value(of, name, rule, wire, value)
             continue
         kept = found.setdefault(name, [])
-        kept += values
+        if rule.kind == "number" and wire == LENGTH:
+            kept += _packed(f"{of.__name__}.{name}", value, rule)
+        else:
+            kept.append(_value(of, name, rule, wire, value))
         if len(kept) > rule.many:
             raise HostileInput(f"{of.__name__}.{name} has more than {rule.many} values.")
-    for name, rule in rules(of).items():
-        if rule.many and name in found:
-            found[name] = tuple(found[name])
-    return of(**found)
+    if missing := [name for name in table.needed if name not in found]:
+        raise _outside(f"{of.__name__}.{missing[0]}")
+    return of(**{name: tuple(value) if type(value) is list else value for name, value in found.items()})
 
 
-def _values(name: str, rule: Rule, wire: int, value: int | memoryview) -> list[Any]:
-    """The values that one field on the wire holds: one, or in a packed list of numbers several."""
-    match rule.kind, wire:
-        case "octets", 2:
-            _short(name, rule, value)
-            return [value if rule.seen else bytes(cast(memoryview, value))]
-        case "number", 0:
-            return [value]
-        case "number", 2 if rule.many and isinstance(value, memoryview):
-            return _packed(value, rule.many)
-        case "real", 1:
-            return list(_DOUBLE.unpack(cast(memoryview, value)))
-        case "text", 2:
-            _short(name, rule, value)
-            try:
-                return [str(cast(memoryview, value), "utf-8")]
-            except UnicodeDecodeError as error:
-                raise HostileInput(f"{name} must be UTF-8.") from error
-        case "message", 2 if rule.of is not None:
-            return [_read(cast(memoryview, value), rule.of)]
-    raise HostileInput(f"{name} has another kind of value.")
-
-
-def _short(name: str, rule: Rule, value: int | memoryview) -> None:
-    if len(cast(memoryview, value)) > rule.most:
-        raise HostileInput(f"{name} has more than {rule.most} bytes.")
-
-
-def _packed(data: memoryview, most: int) -> list[int]:
-    found: list[int] = []
-    position = 0
-    while position < len(data):
-        value, position = _varint(data, position)
-        found.append(value)
-        if len(found) > most:
-            raise HostileInput("A list has more numbers than it may.")
+def _value(of: type[Message], name: str, rule: Rule, wire: int, value: Any) -> Any:
+    """The value that one field on the wire holds, within its bounds."""
+    if wire == LENGTH and rule.kind == "message" and rule.of is not None:
+        return _read(value, rule.of)
+    if wire == LENGTH and rule.kind in ("octets", "text"):
+        if len(value) > rule.most:
+            raise HostileInput(f"{of.__name__}.{name} has more than {rule.most} bytes.")
+        if len(value) < rule.least:
+            raise _outside(f"{of.__name__}.{name}")
+        try:
+            return str(value, "utf-8") if rule.kind == "text" else value if rule.seen else bytes(value)
+        except UnicodeDecodeError as error:
+            raise HostileInput(f"{of.__name__}.{name} must be UTF-8.") from error
+    if (wire, rule.kind) not in ((VARINT, "number"), (FIXED64, "real")):
+        raise HostileInput(f"{of.__name__}.{name} has another kind of value.")
+    found = value if wire == VARINT else _DOUBLE.unpack(value)[0]
+    if found > rule.most if wire == VARINT else not math.isfinite(found):
+        raise _outside(f"{of.__name__}.{name}")
     return found
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
+def _outside(name: str) -> HostileInput:
+    return HostileInput(f"{name} is not a value of its kind within its bounds.")
+
+
+def _packed(name: str, data: memoryview, rule: Rule) -> list[int]:
+    found, position = list[int](), 0
+    while position < len(data):
+        value, position = _varint(data, position)
+        found.append(value)
+        if len(found) > rule.many:
+            raise HostileInput("A list has more numbers than it may.")
+    if max(found, default=0) > rule.most:
+        raise _outside(name)
+    return found
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, Any]]:
     position, end = 0, len(data)
     while position < end:
         key, position = _varint(data, position, _SHORT)
         index, wire = key >> 3, key & 7
         if not 0 < index <= LARGEST_FIELD:
             raise HostileInput("A field has no number that there is.")
-        if wire == VARINT:
+        if wire == LENGTH:
+            size, position = _varint(data, position, _SHORT)
+        elif wire == VARINT:
             value, position = _varint(data, position)
             yield index, wire, value
             continue
-        if wire == LENGTH:
-            size, position = _varint(data, position, _SHORT)
         elif wire in (FIXED64, FIXED32):
             size = 8 if wire == FIXED64 else 4
         else:

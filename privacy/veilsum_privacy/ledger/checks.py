@@ -50,7 +50,7 @@ def check_cohort(
     if not receipts:
         raise HostileInput("There are no receipts.")
     parsed = [signed.read() for signed in receipts]
-    first = parsed[0]
+    first, release = parsed[0], _release(parsed[0])
     checked: list[CheckedReceipt] = []
     for receipt, signed in zip(parsed, receipts, strict=True):
         name = receipt.participant
@@ -61,7 +61,7 @@ def check_cohort(
             raise HostileInput(f"The receipt of {name} is not signed by that member.") from error
         if (receipt.study, receipt.context) != (first.study, first.context):
             raise HostileInput(f"The receipt of {name} is for another context: not everyone was asked for the same sum.")
-        if signer.name != name or _release(receipt) != _release(first):
+        if signer.name != name or _release(receipt) != release:
             raise HostileInput(f"The receipt of {name} describes a different release than the others.")
         checked.append(CheckedReceipt(receipt, signed, signer))
     names = [item.receipt.participant for item in checked]

@@ -7,7 +7,7 @@ needed those alone are computed (:mod:`.short_products`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -104,19 +104,19 @@ class KeyProducts:
 
     def __init__(self, key: Integers, ring: RingParameters) -> None:
         from veilsum_privacy.securesum.integer_products import IntegerProducts  # short vectors need neither
-        from veilsum_privacy.securesum.seal_files import Scratch
+        from veilsum_privacy.securesum.seal_files import Passage, Scratch
 
         if key.shape != (ring.degree,) or 2 * int(np.abs(key).max()) >= _PLAIN_MODULUS:
             raise Misuse("A key has one short coefficient for each of its ring's degree.")
         self._ring, self._zero = ring, not key.any()
         # of a key with one term the library takes a negative coefficient for a positive one; no key that is drawn has one
         self._one = IntegerProducts(key, ring) if np.count_nonzero(key) == 1 else None
-        self._context, self._scratch = _context(ring), Scratch()
+        self._context, self._passage = _context(ring), Passage()
         self._evaluator = _seal().Evaluator(self._context)
         self._plain = _seal().Plaintext()
         if not self._zero:  # which the library refuses to multiply by
             numbers = np.mod(key, _PLAIN_MODULUS).astype("<u8").tobytes()
-            self._load(self._plain, _templates(ring, 1).fill(numbers))
+            Scratch().load(_templates(ring, 1).fill(numbers), self._loader(self._plain))
 
     def times(self, polynomials: Words) -> Words:
         """(k, N) products mod q of (k, N) polynomials below q, k at most :data:`BATCH`."""
@@ -126,17 +126,16 @@ class KeyProducts:
         if self._one is not None:
             return self._one.times(polynomials)
         rows = max(2, count)  # no ciphertext has a single polynomial
-        numbers = polynomials.astype("<u8", copy=False).tobytes()
-        if count < rows:
-            numbers *= rows
-        product = _seal().Ciphertext()
-        self._load(product, _templates(self._ring, rows).fill(numbers))
+        numbers = np.ascontiguousarray(polynomials, dtype="<u8").data
+        product, template = _seal().Ciphertext(), _templates(self._ring, rows)
+        self._passage.load(template.parts(*[numbers] * (rows // count)), self._loader(product))
         self._evaluator.multiply_plain_inplace(product, self._plain)
-        found = np.frombuffer(self._scratch.content(product), dtype="<u8", offset=len(_templates(self._ring, rows).head))
+        content = self._passage.content(product, len(template.head) + 8 * rows * degree)
+        found = np.frombuffer(content, dtype="<u8", offset=len(template.head))
         return found.reshape(rows, degree)[:count].astype(np.uint64, copy=False)
 
-    def _load(self, item: Any, data: bytes) -> None:
-        self._scratch.load(data, lambda path: item.load(self._context, path))
+    def _loader(self, item: Any) -> Callable[[str], None]:
+        return lambda path: item.load(self._context, path)
 
 
 @lru_cache(maxsize=8)

@@ -7,9 +7,11 @@ loaded.
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,8 @@ from veilsum_node.errors import StateError
 _MAGIC = b"\x5e\xa1\x10"
 _STORED = bytes([0, 0, 0])
 _HEADER = 16
+_PIPE = 1 << 20
+"""Bytes that a pipe may hold for whoever has no privileges (pipe(7))."""
 
 
 class Scratch:
@@ -43,18 +47,55 @@ class Scratch:
             read(f"/proc/self/fd/{file}")
 
 
+class Passage:
+    """A file in memory and a pipe that stay open while many objects of about one size pass: pages that the kernel makes for a
+    file and takes back take longer than what is copied into them.
+
+    What is loaded through it stays in the file until the next: it is for what everybody knows. What is saved stays nowhere.
+    """
+
+    def __init__(self) -> None:
+        self._file = _memory()
+        weakref.finalize(self, os.close, self._file)
+        self._out, self._into = os.pipe()
+        os.set_blocking(self._out, False)
+        weakref.finalize(self, os.close, self._out)
+        weakref.finalize(self, os.close, self._into)
+        try:
+            self._room = fcntl.fcntl(self._into, fcntl.F_SETPIPE_SZ, _PIPE)
+        except OSError:  # where a user has many pipes open
+            self._room = 0
+
+    def load(self, parts: Sequence[bytes | memoryview], read: Callable[[str], None]) -> None:
+        """Let ``read`` load an object from a file that holds these parts, one behind the other."""
+        os.ftruncate(self._file, os.pwritev(self._file, parts, 0))
+        read(f"/proc/self/fd/{self._file}")
+
+    def content(self, item: Any, size: int) -> bytes:
+        """What is inside the frame of an object that saves itself, of so many bytes."""
+        if size + size // 64 + 4096 <= self._room:  # with what a frame may add: nobody reads before all is written
+            item.save(f"/proc/self/fd/{self._into}")
+            with suppress(BlockingIOError):  # where a pipe cannot be opened by its name, the library says nothing
+                return inflate(os.read(self._out, self._room))
+        return Scratch().content(item)
+
+
 @contextmanager
 def _memory_file() -> Iterator[int]:
-    try:
-        file = os.memfd_create("veilsum", os.MFD_CLOEXEC)
-    except (AttributeError, OSError) as error:
-        raise StateError(
-            "This system offers no files in memory.", "veilsum needs Linux and a sufficient limit of open files."
-        ) from error
+    file = _memory()
     try:
         yield file
     finally:
         os.close(file)
+
+
+def _memory() -> int:
+    try:
+        return os.memfd_create("veilsum", os.MFD_CLOEXEC)
+    except (AttributeError, OSError) as error:
+        raise StateError(
+            "This system offers no files in memory.", "veilsum needs Linux and a sufficient limit of open files."
+        ) from error
 
 
 def inflate(data: bytes) -> bytes:
@@ -93,4 +134,8 @@ class Template:
 
     def fill(self, numbers: bytes) -> bytes:
         """An object without compression, of its polynomials' numbers."""
-        return self.outside + self.head + numbers
+        return b"".join(self.parts(numbers))
+
+    def parts(self, *numbers: bytes | memoryview) -> list[bytes | memoryview]:
+        """The same in parts, of which none is copied."""
+        return [self.outside, self.head, *numbers]
