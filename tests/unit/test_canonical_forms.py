@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veilsum_node.canonical import canonical, plain
-from veilsum_node.canonical_parts import canonical_around
 from veilsum_node.errors import Misuse
 
 _ASCII = st.text(alphabet=[chr(code) for code in range(128)], max_size=6)
@@ -39,13 +38,3 @@ def test_a_value_that_is_nested_too_deep_is_refused() -> None:
         value = [value]
     with pytest.raises(Misuse):
         canonical(value)
-
-
-@given(st.dictionaries(_TEXT, _VALUES, max_size=6), st.lists(_TEXT, unique=True, max_size=3), st.data())
-def test_around_what_varies_the_bytes_are_those_of_the_whole(
-    value: dict[str, Any], varying: list[str], data: st.DataObject
-) -> None:
-    """Also where the object itself says something of these fields, or nothing else at all; and one object after another."""
-    written = canonical_around(value, *varying)
-    for items in (data.draw(st.tuples(*[_VALUES] * len(varying))) for _ in range(2)):
-        assert written(*items) == canonical({**value, **dict(zip(varying, items, strict=True))})

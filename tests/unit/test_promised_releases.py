@@ -288,9 +288,12 @@ class Noted:
             SimpleNamespace(**{"study": None, "context": None, "detail": {}, **values, "time": time, "kind": kind})
         )
 
-    def entries(self, *, connection: Connection, since: int | None = None, **equal: Any) -> list[Any]:
+    def entries(
+        self, *, connection: Connection, since: int | None = None, until: int | None = None, **equal: Any
+    ) -> list[Any]:
         assert connection is not None
         found = [entry for entry in self.kept if since is None or entry.time >= since]
+        found = [entry for entry in found if until is None or entry.time < until]
         return [entry for entry in found if all(getattr(entry, name) == value for name, value in equal.items())]
 
     def refuse(self, connection: Connection, refusal: Refusal, **values: Any) -> int:

@@ -29,7 +29,7 @@ from veilsum_privacy.securesum.check_words import (
     challenge,
     checks_digest,
     consent_statement,
-    signed_answers,
+    verify_answer,
     verify_check_words,
 )
 from veilsum_privacy.securesum.context import Assignment, Pieces
@@ -297,7 +297,7 @@ class Round:
                 raise HostileInput("A second, different answer came to one challenge.")
             return
         modulus = self.plan.encoding.ring.plain_modulus
-        signed_answers(self.total.statement(name), [roster.member(name).identity], [answer], modulus)
+        verify_answer(self.total.statement(name), roster.member(name).identity, answer, modulus)
         self.answers[name] = answer
 
     def agree(self) -> None:

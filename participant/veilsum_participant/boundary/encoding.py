@@ -103,6 +103,14 @@ class Rule:
 _SURROGATES = frozenset(map(chr, range(0xD800, 0xE000)))
 
 
+@dataclass(frozen=True)
+class _Table:
+    rules: dict[str, Rule]
+    numbers: dict[int, tuple[str, Rule]]
+    memory: str | None
+    needed: tuple[str, ...]  # what keeps no rule where it is not there
+
+
 @dataclass_transform(frozen_default=True)
 class Message:
     """Base of all messages, which are frozen dataclasses whose fields are made by the functions below.
@@ -113,10 +121,15 @@ class Message:
     """
 
     grows: ClassVar[bool] = False
+    table: ClassVar[_Table]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        dataclass(frozen=True)(cls)
+        found: dict[str, Rule] = {item.name: item.metadata["rule"] for item in fields(cast(Any, dataclass(frozen=True)(cls)))}
+        numbered = {rule.number: (name, rule) for name, rule in found.items() if rule.kind != "memory"}
+        beside = next((name for name, rule in found.items() if rule.kind == "memory"), None)
+        needed = tuple(name for name, own in found.items() if own.least or (own.of and not own.many and own.of.table.needed))
+        cls.table = _Table(found, numbered, beside, needed)
 
     def check(self) -> None:
         """Insist that every field keeps its bounds.
@@ -142,7 +155,7 @@ class Message:
     @property
     def memory(self) -> Sealed | None:
         """What goes beside the message by a descriptor; at most one field holds such."""
-        name = _table(type(self)).memory
+        name = self.table.memory
         return None if name is None else getattr(self, name)
 
 
@@ -223,30 +236,9 @@ def several(index: int, of: type[Message], count: int) -> Any:
     return field(default=(), metadata={"rule": Rule(index, "message", of=of, many=count)})
 
 
-@dataclass(frozen=True)
-class _Table:
-    rules: dict[str, Rule]
-    numbers: dict[int, tuple[str, Rule]]
-    memory: str | None
-    needed: tuple[str, ...]  # what keeps no rule where it is not there
-
-
-_TABLES: dict[Any, _Table] = {}
-
-
-def _table(of: Any) -> _Table:
-    if (known := _TABLES.get(of)) is None:
-        found = {item.name: item.metadata["rule"] for item in fields(of)}
-        numbered = {rule.number: (name, rule) for name, rule in found.items() if rule.kind != "memory"}
-        beside = next((name for name, rule in found.items() if rule.kind == "memory"), None)
-        needed = tuple(name for name, own in found.items() if own.least or (own.of and not own.many and _table(own.of).needed))
-        known = _TABLES[of] = _Table(found, numbered, beside, needed)
-    return known
-
-
 def rules(of: type[Message]) -> dict[str, Rule]:
     """What holds of a message's fields, by name, in their order."""
-    return _table(of).rules
+    return of.table.rules
 
 
 def read(data: bytes | memoryview, of: type[M], beside: Sealed | None = None) -> M:
@@ -255,7 +247,7 @@ def read(data: bytes | memoryview, of: type[M], beside: Sealed | None = None) ->
     Raises:
         HostileInput: these are not the bytes of such a message, or a field breaks its bounds.
     """
-    message, table = _read(memoryview(data), of), _table(of)
+    message, table = _read(memoryview(data), of), of.table
     if beside is not None:
         if (name := table.memory) is None:
             raise HostileInput(f"{of.__name__} has no memory beside it.")
@@ -266,7 +258,7 @@ def read(data: bytes | memoryview, of: type[M], beside: Sealed | None = None) ->
 
 def _read(data: memoryview, of: type[M]) -> M:
     found: dict[str, Any] = {}
-    table = _table(of)
+    table = of.table
     for index, wire, value in _fields(data):
         entry = table.numbers.get(index)
         if entry is None:

@@ -8,7 +8,7 @@ keeps them. Whoever's ledger is later rewound, forked or edited, the others' rec
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -185,17 +185,14 @@ def whole_receipts(parts: tuple[ReceiptPart, ...], own: Receipt, names: tuple[st
     Raises:
         HostileInput: not one of each member, or malformed.
     """
-    from veilsum_node.canonical_parts import canonical_around  # of rounds alone
-
     if len(parts) != len(names):
         raise HostileInput("There is not exactly one receipt for each member of the cohort.")
     for part in parts:
         _check_part(part.number, part.payload, part.head, part.consent)
-    whole, varying = [], ("participant", "payload", "number", "head", "consent")
-    written, common = canonical_around(parse_canonical(own.to_bytes(), what="receipt"), *varying), vars(own)
-    for name, (*said, signature) in zip(names, parts, strict=True):
-        receipt = Receipt(**{**common, **dict(zip(varying, (name, *said), strict=True))})
-        whole.append(SignedReceipt(written(name, *said), signature, known=receipt))
+    whole = []
+    for name, (payload, number, head, consent, signature) in zip(names, parts, strict=True):
+        receipt = replace(own, participant=name, payload=payload, number=number, head=head, consent=consent)
+        whole.append(SignedReceipt(receipt.to_bytes(), signature, known=receipt))
     if any(len(item.body) > MAX_RECEIPT_BYTES for item in whole):
         raise HostileInput("A receipt is larger than allowed.")
     return tuple(whole)

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Words
 from veilsum_node.canonical import canonical, digest, parse_canonical
-from veilsum_node.canonical_parts import canonical_around
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.securesum.key_shares import CHECK, MemberMasks, self_masks
@@ -234,20 +233,21 @@ def verify_sum(signed: Signed, signer: Identity, expected: SumStatement) -> None
     verify(signer.public_key, Label.SUM, signed.body, signed.signature)
 
 
-def signed_answers(
-    asked: CheckStatement, members: Sequence[Identity], answers: Sequence[CheckAnswer], modulus: int
-) -> list[bytes]:
-    """Verify that each member gave its answer to the challenge that ``asked``, anybody's statement about it, names; returns
-    what each signed. ``answers`` are of ``members``, in their order, as they travel; ``modulus`` is t.
+def verify_answer(asked: CheckStatement, member: Identity, answer: CheckAnswer, modulus: int) -> bytes:
+    """Verify that a member gave this answer to the challenge that ``asked`` names; returns what it signed.
+
+    Args:
+        asked: a statement about the challenge; whose it is and its words do not matter.
+        member: who answers.
+        answer: as it travels.
+        modulus: t.
 
     Raises:
         HostileInput: other words than a challenge has, or they were not signed as an answer to this one.
     """
-    written = canonical_around(parse_canonical(asked.to_bytes(), what="answer"), "participant", "words")
-    bodies = [written(who.name, _words(answer.words, modulus)) for who, answer in zip(members, answers, strict=True)]
-    for member, answer, body in zip(members, answers, bodies, strict=True):
-        verify(member.public_key, Label.CHECK, body, answer.signature)
-    return bodies
+    body = replace(asked, participant=member.name, words=_words(answer.words, modulus)).to_bytes()
+    verify(member.public_key, Label.CHECK, body, answer.signature)
+    return body
 
 
 def verify_answers(
@@ -258,7 +258,7 @@ def verify_answers(
 
     Args:
         own: this member's answer, as it was kept.
-        asked, modulus: as of :func:`signed_answers`.
+        asked, modulus: as of :func:`verify_answer`.
         cohort: the members.
         answers: of all, in the cohort's order.
 
@@ -270,7 +270,7 @@ def verify_answers(
     """
     if len(answers) != len(cohort):
         raise HostileInput("There is not exactly one answer for each member of the cohort.")
-    said = signed_answers(asked, cohort, answers, modulus)
+    said = [verify_answer(asked, member, answer, modulus) for member, answer in zip(cohort, answers, strict=True)]
     if own.body not in said:
         raise HostileInput("This member's own answer is another one.")
     return said

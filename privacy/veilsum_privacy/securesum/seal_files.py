@@ -10,9 +10,10 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any
 
 from veilsum_node.errors import StateError
@@ -33,8 +34,8 @@ class Scratch:
     def dump(self, item: Any) -> bytes:
         """The bytes of an object that saves itself."""
         with _memory_file() as file:
-            item.save(f"/proc/self/fd/{file}")
-            return os.pread(file, os.fstat(file).st_size, 0)
+            item.save(_path(file))
+            return file.readall()
 
     def content(self, item: Any) -> bytes:
         """What is inside the frame of an object that saves itself."""
@@ -43,8 +44,8 @@ class Scratch:
     def load(self, data: bytes, read: Callable[[str], None]) -> None:
         """Let ``read`` load an object from a file that holds ``data``."""
         with _memory_file() as file:
-            os.pwrite(file, data, 0)
-            read(f"/proc/self/fd/{file}")
+            file.write(data)
+            read(_path(file))
 
 
 class Passage:
@@ -55,8 +56,8 @@ class Passage:
     """
 
     def __init__(self) -> None:
-        self._file = _memory()
-        weakref.finalize(self, os.close, self._file)
+        self._file = _memory_file()
+        weakref.finalize(self, self._file.close)
         self._out, self._into = os.pipe()
         os.set_blocking(self._out, False)
         weakref.finalize(self, os.close, self._out)
@@ -68,8 +69,8 @@ class Passage:
 
     def load(self, parts: Sequence[bytes | memoryview], read: Callable[[str], None]) -> None:
         """Let ``read`` load an object from a file that holds these parts, one behind the other."""
-        os.ftruncate(self._file, os.pwritev(self._file, parts, 0))
-        read(f"/proc/self/fd/{self._file}")
+        self._file.truncate(os.pwritev(self._file.fileno(), parts, 0))
+        read(_path(self._file))
 
     def content(self, item: Any, size: int) -> bytes:
         """What is inside the frame of an object that saves itself, of so many bytes."""
@@ -80,22 +81,17 @@ class Passage:
         return Scratch().content(item)
 
 
-@contextmanager
-def _memory_file() -> Iterator[int]:
-    file = _memory()
+def _memory_file() -> FileIO:
     try:
-        yield file
-    finally:
-        os.close(file)
-
-
-def _memory() -> int:
-    try:
-        return os.memfd_create("veilsum", os.MFD_CLOEXEC)
+        return FileIO(os.memfd_create("veilsum", os.MFD_CLOEXEC), "r+")
     except (AttributeError, OSError) as error:
         raise StateError(
             "This system offers no files in memory.", "veilsum needs Linux and a sufficient limit of open files."
         ) from error
+
+
+def _path(file: FileIO) -> str:
+    return f"/proc/self/fd/{file.fileno()}"
 
 
 def inflate(data: bytes) -> bytes:
