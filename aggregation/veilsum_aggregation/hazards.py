@@ -211,7 +211,7 @@ class HazardFit(SolvedFit):
         model: coordinates.
         releases: in order, one or more.
         length: C of the last release.
-        names: of the coefficients.
+        names, numbers: as of :class:`~veilsum_aggregation.regression.Fit`.
         apart, cells: as of :class:`~veilsum_aggregation.newton.NewtonFit`; events of a cell are counts, of a mean that is its
             hazards' sum over time.
     """
@@ -222,6 +222,7 @@ class HazardFit(SolvedFit):
     names: tuple[str, ...] = ()
     apart: Floats = field(default_factory=nothing)
     cells: Cells | None = None
+    numbers: frozenset[str] = frozenset()
 
     @property
     def untold(self) -> Floats:

@@ -328,7 +328,7 @@ class NewtonFit(SolvedFit):
     Attributes:
         whiten: W (p, k).
         releases: in order, one or more, in k dimensions.
-        names: of the coefficients.
+        names, numbers: as of :class:`~veilsum_aggregation.regression.Fit`.
         left_out: combinations (p, p - k) that W leaves out.
         apart: (p, m), combinations that are told apart from the others: what steps do along them is not looked at.
         cells: of records, for intervals that hold where a step is long; None for those of the step alone.
@@ -340,6 +340,7 @@ class NewtonFit(SolvedFit):
     left_out: Floats = field(default_factory=nothing)
     apart: Floats = field(default_factory=nothing)
     cells: Cells | None = None
+    numbers: frozenset[str] = frozenset()
 
     @property
     def untold(self) -> Floats:

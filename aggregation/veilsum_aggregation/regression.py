@@ -45,9 +45,11 @@ class Fit(ABC):
 
     Attributes:
         names: of the coefficients, for reasons; empty where nobody reads them.
+        numbers: which of them are of numbers, not of levels that a record has or has not.
     """
 
     names: tuple[str, ...] = ()
+    numbers: frozenset[str] = frozenset()
 
     @property
     def untold(self) -> Floats:
@@ -116,6 +118,8 @@ class Fit(ABC):
         if float(np.linalg.norm(inside)) <= NEARLY * float(np.linalg.norm(weights)):
             return None
         terms = self.named(self.untold @ inside)
+        if terms in self.numbers:
+            return NotEstimable(f"{terms} varies too little against the noise", "leave it out, or tighter bounds")
         if terms in self.names:
             return NotEstimable(
                 f"no record has {terms}, or too few against the noise", "leave it out, or more records or epsilon"
@@ -209,7 +213,7 @@ class LinearFit(Fit):
     Attributes:
         moments: M (p + 1, p + 1), the outcome last.
         std: s.
-        names: of the coefficients.
+        names, numbers: as of :class:`Fit`.
         grain: what rounding changes an entry of M by at most, for each record.
     """
 
@@ -217,6 +221,7 @@ class LinearFit(Fit):
     std: float
     names: tuple[str, ...] = ()
     grain: float = 0.0
+    numbers: frozenset[str] = frozenset()
 
     @property
     def p(self) -> int:

@@ -36,6 +36,7 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import DerivedTask
+from veilsum_privacy.tasks.newton_step import NewtonStep
 from veilsum_privacy.tasks.tables import questions_of
 
 NOTHING_SHARE = 1.0
@@ -245,8 +246,8 @@ def plan_study(
 
 
 def notes(study: Study, records: int) -> Iterator[str]:
-    """Sentences on a delta that guarantees too little, on conditions that say nothing, on what a study shows of single sites,
-    and on alignment in vain.
+    """Sentences on a delta that guarantees too little, on conditions that say nothing, on mean counts that are cut, on what a
+    study shows of single sites, and on alignment in vain.
 
     Args:
         records: expected of each site.
@@ -254,6 +255,7 @@ def notes(study: Study, records: int) -> Iterator[str]:
     if warning := delta_warning(study, records):
         yield warning
     yield from _settled(study)
+    yield from _cut_means(study)
     yield from _disclosures(study)
     yield from _units(study)
     yield from _secure_steps(study)
@@ -263,6 +265,18 @@ def notes(study: Study, records: int) -> Iterator[str]:
         needed = records_to_align(study)
         never = study.privacy.unit == "site" and (needed or 2) > 1  # a site's sum is as long as one record's
         yield from _vain_alignment(records, None if never else needed)
+
+
+def _cut_means(study: Study) -> Iterator[str]:
+    """A largest mean of counts that is stated below what is taken by default: nobody sees before the study whether it cuts."""
+    steps = [task.task for task in AgreedStudy(study).tasks if isinstance(task.task, NewtonStep)]
+    for task in [step for step in steps if step.parameters.family == "poisson"][:1]:
+        outcome, most, largest = task.question.query.outcome, float(task.parameters.most), task.question.outcome.high
+        if most < largest / 2.0:
+            yield (
+                f"Mean counts of {outcome!r} are taken as {most:g} at most, and a count may be {largest:g}:"
+                " records of a larger mean bias the fit. Leave out `most` unless there are none."
+            )
 
 
 def _settled(study: Study) -> Iterator[str]:

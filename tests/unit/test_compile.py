@@ -183,6 +183,24 @@ def test_conditions_that_the_bounds_decide_are_named(tmp_path: Path) -> None:
     assert refused.value.advice == f"'age > 100' holds for none{since}"
 
 
+@pytest.mark.parametrize(("most", "warned"), [("", False), ("most = 50", False), ("most = 49.9", True), ("most = 4", True)])
+def test_a_largest_mean_below_what_counts_may_be_is_warned_of(most: str, warned: bool, tmp_path: Path) -> None:
+    request(tmp_path)
+    path = tmp_path / "study.toml"
+    asked = f"""
+    [parameters]
+    family = "poisson"
+    outcome = "age"
+    over = ["sex"]
+    {most}
+    """
+    path.write_text(path.read_text().replace('"statistics"', '"regression"') + asked)
+    told = [note for note in notes(compiled(load_study_request(path)), 100) if "ean counts" in note]
+    assert bool(told) == warned
+    if warned:
+        assert f"Mean counts of 'age' are taken as {most[7:]} at most, and a count may be 100" in told[0]
+
+
 def test_where_a_person_may_have_several_rows_the_unit_is_the_person(tmp_path: Path) -> None:
     plain = request(tmp_path)
     assert plain.data is not None

@@ -7,13 +7,19 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from support.edges import SITES
+from support.studies import agreed, demand, federation, split_records
 from support.tables import told
+from veilsum.compile import StudyRequest
+from veilsum_coordinator.methods import METHODS
 from veilsum_participant.data.check import check_dataset
 from veilsum_participant.data.encode import load_records
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn
@@ -157,3 +163,41 @@ def test_the_machine_s_zone_decides_no_day() -> None:
     asked = [sys.executable, "-c", ASKED]
     ran = subprocess.run(asked, env={**os.environ, "TZ": "Asia/Tokyo"}, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["timestamp[us,", "tz=UTC]", "2024-02-28"]
+
+
+def test_dates_are_days_in_every_question(tmp_path: Path) -> None:
+    """A mean, an age by a derived number, a condition, terms and an outcome: pandas' days have the figures."""
+    n, rng = 400, np.random.default_rng(0)
+    born = pd.Timestamp("1930-01-01") + pd.to_timedelta(rng.integers(0, 25_000, n), "D")
+    admitted = pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 1800, n), "D")
+    stay = rng.integers(0, 200, n)
+    path = tmp_path / "d.csv"
+    frame = pd.DataFrame({"born": born, "admitted": admitted, "death": admitted + pd.to_timedelta(stay, "D")})
+    frame.astype(str).to_csv(path, index=False)
+    columns = *SCHEMA.columns, DateColumn(name="born", origin="1970-01-01", low=-20_000, high=20_000)
+    schema = DatasetSchema(columns=columns, max_records=n)
+    sites = split_records(load_records(path, schema)[0], 4)
+    fixed = {"name": "dates", "dataset": "d", "data": schema, "expected_records": n // 4, "privacy": demand(None)}
+
+    def summary(method: str, **keys: object) -> dict[str, Any]:
+        study = agreed(StudyRequest.model_validate({**fixed, "method": method, **keys}), list(SITES))
+        return METHODS[method].run(federation(study, sites, 0, {})).summary
+
+    age = ((admitted - born) / pd.Timedelta(days=1)).to_numpy() / 365.25
+    years = 18_262 / 365.25  # from 1970 to 2020
+    derive = {"age": {"number": f"admitted / 365.25 - born / 365.25 + {years!r}", "low": 0, "high": 120}}
+    asked = [
+        {"name": "all", "kind": "mean", "over": ["age", "born", "death"]},
+        {"name": "later", "kind": "mean", "over": "age", "where": "admitted >= 366"},
+    ]
+    answers = summary("statistics", query=asked, derive=derive)
+    found = [row["mean"]["value"] for row in (*answers["all"], *answers["later"])]
+    days = [((born - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)).to_numpy(), stay]
+    later = age[admitted >= pd.Timestamp("2021-01-01")]
+    np.testing.assert_allclose(found, [age.mean(), days[0].mean(), stay.mean(), later.mean()], rtol=1e-8)
+
+    fit = summary("regression", parameters={"family": "linear", "outcome": "death", "over": ["admitted", "born"]})
+    since = ((admitted - pd.Timestamp("2020-01-01")) / pd.Timedelta(days=1)).to_numpy()
+    expected = np.linalg.lstsq(np.column_stack([np.ones(n), since, days[0]]), stay, rcond=None)[0]
+    slopes = [row["coefficient"]["value"] for row in fit["coefficients"]]
+    np.testing.assert_allclose(slopes, expected, rtol=1e-6)

@@ -279,7 +279,7 @@ class Regression(Method[RegressionParameters]):
         if (none := moments.no_outcome(family)) is not None:
             fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
-            fit = fit_hazards(federation, first, QUERY, _steps(study), term_names(question))
+            fit = fit_hazards(federation, first, QUERY, _steps(study), question)
         else:
             kind: families.Family = "logistic" if family == "logistic" else "poisson"
             fit = fit_newton(federation, moments, _steps(study), kind, most, offsets)

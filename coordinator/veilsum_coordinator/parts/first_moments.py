@@ -155,10 +155,11 @@ def fit_newton(
     cells = Cells(family, gram, first.question.categories, most, offsets)
     offset = offsets[0] + offsets[1] ** 2 / 2.0
     point, released = newton.first_point(family, gram, first.events, whiten, most, offset), list[NewtonRelease]()
+    names = term_names(first.question)
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
         released.append(newton_release(federation.sum(label, broadcast, members=first.release.cohort), point))
-        fit = NewtonFit(whiten, tuple(released), term_names(first.question), untold, cells=cells)
+        fit = NewtonFit(whiten, tuple(released), names, untold, cells=cells, numbers=first.question.numeric)
         point = fit.point
     return fit
 

@@ -21,6 +21,7 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, PERIODS, POINT, POWERS, ROUNDING, WHITEN, HazardStepParameters
 from veilsum_privacy.tasks.queries.cells import NumberDomain
+from veilsum_privacy.tasks.queries.coefficients import term_names
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
@@ -125,7 +126,7 @@ def entries_request(ends: QueryRequest) -> QueryRequest:
 
 
 def fit_hazards(
-    federation: Federation, first: Release, query: str, steps: Sequence[str], names: tuple[str, ...]
+    federation: Federation, first: Release, query: str, steps: Sequence[str], question: LinearRegression
 ) -> HazardFit | UntoldFit:
     """Run the later rounds, if the terms vary.
 
@@ -134,13 +135,13 @@ def fit_hazards(
         first: the first release.
         query: name of its query about terms.
         steps: labels of the other rounds.
-        names: of the coefficients.
+        question: of the terms.
     """
     noise = [released_noise(federation.study, label, len(first.cohort)) for label in steps]
     sums = _first_sums(federation.study, first.values, first.noise_std, query, exact=noise[-1]["hazards"] == 0.0)
     model = first_model(sums, noise[-1]["hazards"])
     if not model.whiten.size:
-        return UntoldFit(NotEstimable("no term varies"), len(names))
+        return UntoldFit(NotEstimable("no term varies"), len(sums.gram))
     point, released = model.point, list[HazardRelease]()
     held = replace(model, baseline=model.baseline.held)
     for label, expected in zip(steps, noise, strict=True):
@@ -148,9 +149,9 @@ def fit_hazards(
         release = federation.sum(label, broadcast_of(model, point, length), members=first.cohort)
         released.append(_read(release.values, release.noise_std, model, point, length))
         # on the way the shape is the life table's: early releases tell too little of it
-        point = HazardFit(held, tuple(released), length, names).point
-    (question,) = (each for each in _questions(federation.study) if isinstance(each, LinearRegression))
-    return HazardFit(model, tuple(released), length, names, cells=Cells("poisson", sums.gram, question.categories))
+        point = HazardFit(held, tuple(released), length).point
+    cells, names = Cells("poisson", sums.gram, question.categories), term_names(question)
+    return HazardFit(model, tuple(released), length, names, cells=cells, numbers=question.numeric)
 
 
 def _questions(study: Study) -> Sequence[LinearRegression | Survival]:

@@ -145,7 +145,12 @@ def infinite_terms(
                 continue  # nobody has the level, which is another reason
             if events > max(none, NOISE_FLOOR * noise) or (sums.std > 0.0 and expected > RULE_OF_THREE):
                 continue
-            reason = NotEstimable(f"{what} among those with {column} {level}", f"merge {level!r} with another level")
+            few, nobody = (
+                records <= max(none, NOISE_FLOOR * noise),
+                f"no record has {column} {level}, or too few against the noise",
+            )
+            among = f"{what} among those with {column} {level}, or nearly, against the noise"
+            reason = NotEstimable(nobody if few else among, f"merge {level!r} with another level")
             compared = reference.get(column, levels[0])
             of_reference = ("constant", *(f"{column} {other}" for other in levels if other != compared))
             found |= dict.fromkeys(of_reference if level == compared else (f"{column} {level}",), reason)

@@ -55,6 +55,11 @@ class LinearRegression(OutcomeKind):
         self.longest = math.sqrt(1.0 + (len(domains) if query.unshortened else typical))
 
     @property
+    def numeric(self) -> frozenset[str]:
+        """Terms that are numbers."""
+        return frozenset(name for name, level in self.terms if not level)
+
+    @property
     def categories(self) -> tuple[tuple[int, ...], ...]:
         """Places in (1, terms) of each category's levels but the first."""
         names = [name for name, level in self.terms if level]
@@ -115,7 +120,7 @@ class LinearRegression(OutcomeKind):
         """That of the moments."""
         from veilsum_aggregation.regression import LinearFit
 
-        return LinearFit(part.moments, part.std("diagonal"), term_names(self), part.grain)
+        return LinearFit(part.moments, part.std("diagonal"), term_names(self), part.grain, self.numeric)
 
     def score(self, part: ReleasedPart, gram: Floats) -> Iterator[Row]:
         """The prediction as a derived number."""
