@@ -20,6 +20,7 @@ import pytest
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_server, wait_for
 from support.processes import VEILSUM, Process, Processes, command, count, gone, running_processes
+from support.restless_front import ASKED, TOLD
 from support.starting import ProcessStarter
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
@@ -32,7 +33,7 @@ from veilsum_participant.boundary.framing import Caller, FramedSocket, pair
 from veilsum_participant.boundary.serving import serve
 from veilsum_participant.front.answering import Front, in_process, told
 from veilsum_participant.session import client as client_module
-from veilsum_participant.session.channel import SiteChannel, UndeliveredError
+from veilsum_participant.session.channel import PAUSE_SECONDS, SiteChannel, UndeliveredError
 from veilsum_participant.settings.telling import dialling
 from veilsum_privacy.ledger.entries import Kind
 
@@ -280,6 +281,24 @@ def test_a_front_has_no_file_of_the_sites_open_and_no_variable_of_its_settings(n
     assert "CapEff:\t0000000000000000" in (own / "status").read_text() or os.getuid() == 0
     status = dict(line.split(":\t", 1) for line in (own / "status").read_text().splitlines() if ":\t" in line)
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+
+
+def test_a_front_that_says_nothing_at_once_is_asked_now_and_then(network: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as fast as it answers, which would take the guard's processor."""
+    network.heal()
+    directory = network.directory("c")
+    arguments = ["-P", "-m", "support.restless_front", str(directory / "participant.toml")]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    network.participants["c"].stop()
+    before = len((directory / "log").read_text())
+    with monkeypatch.context() as other:
+        other.setattr(network, "launch", lambda *_: Process(arguments, directory / "log", environment))
+        network.start("c")
+    wait_for(lambda: TOLD in (directory / "log").read_text()[before:], "what the front tells")
+    seconds = float((directory / "log").read_text()[before:].partition(TOLD)[2].split()[0])
+    assert seconds >= (ASKED - 1) * PAUSE_SECONDS
+    network.participants["c"].stop()
+    network.start("c")
 
 
 # -- a front that was taken over, in this process: what it may say -----------------------------------------------------------

@@ -204,8 +204,30 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
     assert len(workers._workers) == MOST_WORKERS
     workers.stop()
     hold.set()
-    assert workers.wait(PATIENCE)
+    assert workers.end_within(PATIENCE)
     assert len(seen) <= MOST_WORKERS
+
+
+def test_objects_that_come_along_do_not_wait_in_memory() -> None:
+    """As many as there are directives that may wait would take a gibibyte."""
+    hold, seen = threading.Event(), list[bytes | None]()
+
+    def answer(directive: Directive) -> None:
+        seen.append(directive.object)
+        hold.wait(PATIENCE)
+
+    workers = Workers(answer, lambda error: None)
+    for number in range(WAITING):
+        for study in range(MOST_WORKERS):
+            workers.put(Directive(study=bytes([study]) * 32, round=number, object=b"x"))
+            wait_for(lambda least=study: len(seen) > least, "the first answers")  # type: ignore[misc]
+    hold.set()
+    wait_for(lambda: workers.idle, "the answers")
+    assert len(seen) == MOST_WORKERS * WAITING
+    assert seen[:MOST_WORKERS] == [b"x"] * MOST_WORKERS
+    assert seen.count(b"x") == 2 * MOST_WORKERS
+    workers.stop()
+    assert workers.end_within(PATIENCE)
 
 
 def test_a_session_serves_any_number_of_studies_one_after_another() -> None:
@@ -218,7 +240,7 @@ def test_a_session_serves_any_number_of_studies_one_after_another() -> None:
     assert sorted(seen) == keys
     assert len(workers._of) <= MOST_WORKERS * WAITING
     workers.stop()
-    assert workers.wait(PATIENCE)
+    assert workers.end_within(PATIENCE)
 
 
 CALLS = ("Fetch", "UploadStatus", "Upload", "Answer", "Consent", "Confirm")

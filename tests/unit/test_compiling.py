@@ -20,11 +20,12 @@ from support.apart import Answer, ThreadStarter
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting, random_records
 from support.randomness import SeededRandom
 from support.starting import ProcessStarter
+from support.strange import strange
 from support.studies import compiled, shifted_sites
 from veilsum_node.errors import HostileInput, Misuse, VeilsumError
 from veilsum_participant.boundary import compiler as table
 from veilsum_participant.boundary.compiler import GraphSaid, StudySaid, TaskSaid, TrainingSaid
-from veilsum_participant.boundary.encoding import Inquiry, Message, rules
+from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.worker.compiled import CompiledTask
 from veilsum_participant.worker.compiling import WorkerStudies
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
@@ -347,31 +348,6 @@ def test_whatever_stands_in_terms_or_in_a_graph_is_read_or_refused(heads: list[t
             products_from_json(said)
         else:
             RowGraph.from_bytes(b"veilsum.rows.1\n" + len(head).to_bytes(8, "little") + head + rest)
-
-
-def strange(of: type[Message]) -> Iterator[Message]:
-    """Messages of a class that are within its bounds and say nothing that there is, a field at a time and all at once."""
-    values: dict[str, list[Any]] = {}
-    for name, rule in rules(of).items():
-        match rule.kind:
-            case "number":
-                found: list[Any] = [rule.most]
-            case "real":
-                found = [1e308, -1.0]
-            case "octets":
-                found = [b"\xff" * max(16, rule.least), b"[]" * 8, b"null"]
-            case "text":
-                found = ["\x00\u202e", "x" * min(rule.most, 300)]
-            case "message" if rule.of is not None:
-                found = [rule.of(), *strange(rule.of)]
-            case _:
-                found = [None]
-        values[name] = [*([()] if rule.many else []), *([(each,) for each in found] if rule.many else found)]
-    yield of()
-    for name, kinds in values.items():
-        for value in kinds:
-            yield of(**{name: value})
-    yield of(**{name: kinds[-1] for name, kinds in values.items()})
 
 
 @pytest.mark.parametrize("asked", table.REQUESTS, ids=lambda asked: asked.__name__)

@@ -6,6 +6,7 @@ that lies can keep silent, say that calls fail, or hand on what a malicious coor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from veilsum_privacy.securesum.roster import Enrolment
 
 R = TypeVar("R", bound=Message)
+
+PAUSE_SECONDS = 0.05  # before a guard asks again whom it was told nothing by: a front may say so at once, and without end
 
 
 class UndeliveredError(Exception):
@@ -148,12 +151,12 @@ class SiteChannel:
             UndeliveredError: the session was refused, or broke.
         """
         self._ask(says.Work(version=self.version, session_nonce=nonce))
-        while True:
-            came = self._ask(says.Next())
-            if came.over:
-                return
+        while not (came := self._ask(says.Next())).over:
+            directive = read(came.directive, says.Directive)
             if came.directive:
-                yield read(came.directive, says.Directive)
+                yield directive
+            if directive.kind in (says.DirectiveKind.UNSPECIFIED, says.DirectiveKind.PING):
+                time.sleep(PAUSE_SECONDS)
 
     def explain(self) -> str:
         """Why the coordinator cannot be reached, in words for the log.
@@ -235,5 +238,4 @@ class SiteChannel:
             details = printable(failure.details)
             if failure.hostile:
                 raise HostileInput(details) from error
-            status = says.Status(failure.status) if failure.status else says.Status.UNKNOWN
-            raise UndeliveredError(status, details) from error
+            raise UndeliveredError(says.Status(failure.status or says.Status.UNKNOWN), details) from error

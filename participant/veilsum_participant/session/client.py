@@ -63,7 +63,7 @@ HELD_ELSEWHERE = Status.ALREADY_EXISTS
 LONGEST_VALUE = 1000
 """Characters of a value of the policy that the ledger holds; of longer ones it holds a digest."""
 
-WAITING = 64  # directives read ahead; the rest wait in the stream
+WAITING = 8  # directives read ahead, of 1 MiB at most; the rest wait in the stream
 
 
 def open_site(
@@ -292,7 +292,7 @@ class Client:
                 LOG.info("stopping during a computation; it will start again at the next start")
             # a study's next session must not answer beside its last one
             ends = time.monotonic() + HANG_SECONDS
-            while not self._stopping.is_set() and not workers.wait(TICK_SECONDS):
+            while not self._stopping.is_set() and not workers.end_within(TICK_SECONDS):
                 self._drain(inbox)
                 self._expire()
                 if time.monotonic() > ends:

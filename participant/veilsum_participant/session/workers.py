@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary.front import Directive
@@ -79,7 +80,8 @@ class Workers:
             self._of[key] = worker
         if worker.inbox.qsize() >= WAITING:
             raise HostileInput("The coordinator sends directives faster than they can be answered.")
-        worker.inbox.put(directive)
+        # Of those that wait the first alone keeps the object that came along, which takes memory and can be fetched.
+        worker.inbox.put(replace(directive, object=None) if worker.inbox.qsize() else directive)
 
     @property
     def idle(self) -> bool:
@@ -98,10 +100,4 @@ class Workers:
         end = time.monotonic() + seconds
         for worker in self._workers:
             worker.thread.join(max(0.0, end - time.monotonic()))
-        return not any(worker.thread.is_alive() for worker in self._workers)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the workers to end, up to ``seconds`` for each; returns whether all have."""
-        for worker in self._workers:
-            worker.thread.join(seconds)
         return not any(worker.thread.is_alive() for worker in self._workers)
