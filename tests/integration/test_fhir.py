@@ -22,7 +22,7 @@ from veilsum_node.process.check import CheckOutcome
 from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
-from veilsum_participant.data.duck import count_texts
+from veilsum_participant.data.duck import count_texts, risks
 from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.recipes import recipe_texts
 from veilsum_participant.settings.dataset_config import DatasetConfig
@@ -878,6 +878,9 @@ def test_no_resource_makes_a_query_fail_or_changes_another_persons_rows(tmp_path
             path = tmp_path / "export" / f"{kind}.1.ndjson"
             path.write_text(f"{line}\n{path.read_text()}")
         assert others() == before, some
-    query_rows(SourceQuery("misses", (recipe / "misses.sql").read_text(), files=files))
+    misses = SourceQuery("misses", (recipe / "misses.sql").read_text(), files=files)
+    query_rows(misses)
+    assert not risks(query)
+    assert not risks(misses)
     check_structure(query, schema, subject="patient")  # with all of them
     load_records(query, schema, "patient")

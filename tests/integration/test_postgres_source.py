@@ -98,8 +98,9 @@ NUMBERS = {
     "numeric(5, 2)": ["999.9", "1", "-1.5"], "numeric(3, -2)": ["12300"], "numeric(38, 20)": ["0.00000000000000000001"],
     "real": ["999.9", "1.1", "'NaN'", "'-Infinity'", "1e-40"], "double precision": ["0.1", "'NaN'", "'Infinity'", "1e300"],
     "smallint": ["'-32768'"], "int": ["2147483647"], "bigint": ["9007199254740993", "'-9223372036854775808'"],
-    "positive": ["3"],
+    "positive": ["3"], "long": ["9" * 131_072, "1." + "0" * 16_382 + "1", "9" * 131_072 + "." + "9" * 16_383, "1.10"],
 }  # fmt: skip
+"""``long``, a domain of NUMERIC, at as many digits as the type holds, of which the driver's own reader loses its place."""
 TEXTS = {
     "char(8)": ["'ab'", "'042'", "' x'"], "varchar(8)": ["'ab '", "'1E1'"], "text": ["'  a'", "'é'", "''", "'042'"],
     '"char"': ["'a'"], "name": ["'abc'"], "mood": ["'sad'", "'042'"], "short": ["'x '"], "json": ["'1'", "'{\"a\":1}'"],
@@ -115,6 +116,7 @@ def test_a_column_means_what_the_server_writes_of_it(url: str) -> None:
         "CREATE TYPE mood AS ENUM ('sad', '042')",
         "CREATE DOMAIN positive AS int CHECK (value > 0)",
         "CREATE DOMAIN short AS varchar(4)",
+        "CREATE DOMAIN long AS numeric",
     )
     for place, (kind, cells) in enumerate({**NUMBERS, **TEXTS}.items()):
         rows = [f"INSERT INTO t{place} VALUES ({number}, {cell}::{kind})" for number, cell in enumerate([*cells, "NULL"])]  # noqa: S608

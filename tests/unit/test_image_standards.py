@@ -456,6 +456,24 @@ def test_what_has_no_one_meaning_is_refused(tmp_path: Path) -> None:
     assert_read(write(tmp_path / "a", GREY, ModalityLUTSequence=Sequence()), GREY.astype(float))
 
 
+@pytest.mark.parametrize("slope", ["0", "-0.0", "nan", "inf", "-inf", "1e400"])
+def test_a_scale_without_values_is_refused(tmp_path: Path, slope: str) -> None:
+    """Applied, it would make an image of one grey, or of what is no number."""
+    line = {"RescaleSlope": slope, "RescaleIntercept": "5"}
+    number = float(slope)
+    world = item(RealWorldValueFirstValueMapped=-200, RealWorldValueLastValueMapped=900, RealWorldValueSlope=number,
+                 RealWorldValueIntercept=0.0)  # fmt: skip
+    cases: list[dict[str, Any]] = [
+        line, {"SharedFunctionalGroupsSequence": item(PixelValueTransformationSequence=item(**line))},
+        {"Modality": "RTDOSE", "DoseGridScaling": slope}, {"RealWorldValueMappingSequence": world},
+    ]  # fmt: skip
+    if number != 0:
+        cases.append({"RescaleSlope": "1", "RescaleIntercept": slope})
+    for elements in cases:
+        write(tmp_path / "a", GREY, **elements)
+        assert read_image(tmp_path, "a", (1, 4, 5)) is NoPixels.SCALE, elements
+
+
 def test_a_deflated_object_is_not_inflated_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of some kilobytes would take all memory, and with it the site's other records."""
     write(tmp_path / "small", GREY, syntax=DeflatedExplicitVRLittleEndian)
@@ -535,6 +553,62 @@ def test_nifti_of_colours_and_of_what_is_no_number(tmp_path: Path) -> None:
     struct.pack_into("<4h", raw, 40, 3, 32767, 32767, 32767)
     (tmp_path / "huge.nii").write_bytes(raw)
     assert read_image(tmp_path, "huge.nii", (1, 2, 2)) is NoPixels.SIZE
+
+
+@pytest.mark.parametrize("family", [nibabel.Nifti1Image, nibabel.Nifti2Image, nibabel.Nifti1Pair])
+def test_a_damaged_gzip_gives_no_other_pixels(tmp_path: Path, family: Any) -> None:
+    """A stream says at its end what it should have held: whichever bit is another, the image is refused or the same."""
+    made = family(np.random.default_rng(9).integers(0, 9, (3, 4, 5)).astype("i2"), np.eye(4))
+    path = tmp_path / ("t.img.gz" if "Pair" in family.__name__ else "t.nii.gz")
+    made.to_filename(path)
+    want = np.asarray(made.dataobj).T.astype(float)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            found = read_image(tmp_path, path.name, (3, 4, 5)[::-1])
+            refused += isinstance(found, NoPixels)
+            assert isinstance(found, NoPixels) or np.array_equal(found, want), (place, bit)
+    assert refused > 7 * (len(whole) - 40), "all but what gzip says of its file"
+    for data, same in (
+        (whole[:-1], False),
+        (whole + b"more", False),
+        (whole + gzip.compress(b"more"), True),
+        (whole + bytes(512), True),
+        (gzip.compress(gzip.decompress(whole)[:99]) + gzip.compress(gzip.decompress(whole)[99:]), True),
+    ):
+        path.write_bytes(data)
+        found = read_image(tmp_path, path.name, (3, 4, 5)[::-1])
+        assert np.array_equal(found, want) if same else found is NoPixels.DAMAGED
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "place", "ends"),
+    [(nibabel.Nifti1Image, "<f", 108, 352), (nibabel.Nifti2Image, "<q", 168, 544)],
+)
+def test_values_of_nifti_begin_behind_its_header(tmp_path: Path, family: Any, layout: str, place: int, ends: int) -> None:
+    made = family(np.arange(60, dtype="i2").reshape(3, 4, 5), np.eye(4))
+    made.to_filename(tmp_path / "t.nii")
+    raw = bytearray((tmp_path / "t.nii").read_bytes() + bytes(99))
+    for offset in (0, 1, 16, ends - 16, ends - 1, ends, ends + 16):
+        struct.pack_into(layout, raw, place, offset)
+        (tmp_path / "t.nii").write_bytes(raw)
+        found = read_image(tmp_path, "t.nii", (5, 4, 3))
+        assert (found is NoPixels.DAMAGED) == (offset < ends), offset
+    assert_read(tmp_path / "t.nii", np.asarray(nibabel.load(tmp_path / "t.nii").dataobj).T.astype(float))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (3, 4, 5, 0), ()])
+def test_an_image_without_a_value_is_none(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Resampled, it would be black."""
+    nibabel.Nifti1Image(np.zeros((3, 4, 5), "i2"), np.eye(4)).to_filename(tmp_path / "t.nii")
+    raw = bytearray((tmp_path / "t.nii").read_bytes())
+    struct.pack_into("<8h", raw, 40, *(len(shape), *shape, *7 * (1,))[:8])
+    (tmp_path / "t.nii").write_bytes(raw)
+    assert read_image(tmp_path, "t.nii", (1, 4, 5)) is NoPixels.DAMAGED
 
 
 def test_the_other_file_of_a_pair_lies_in_the_folder_too(tmp_path: Path) -> None:
@@ -640,6 +714,26 @@ def test_a_picture_without_all_its_rows_is_damaged(tmp_path: Path, shape: tuple[
 
 
 # --- what is told ---
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "I;16"])
+def test_a_damaged_png_gives_no_other_pixels(tmp_path: Path, mode: str) -> None:
+    """Each of its chunks has a checksum: whichever bit is another, the picture is refused or the same."""
+    draw, path = np.random.default_rng(3), tmp_path / "t.png"
+    shape = (3 if mode in ("P", "RGB") else 1, 5, 6)
+    made = Image.fromarray(draw.integers(0, 4, shape[1:] + (3,) * (mode == "RGB"), dtype="u2" if mode == "I;16" else "u1"))
+    (made.convert("P", palette=Image.Palette.ADAPTIVE, colors=4) if mode == "P" else made.convert(mode)).save(path)
+    whole, want = path.read_bytes(), pixels_of(tmp_path, "t.png", shape)
+    refused = 0
+    for place in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            found = read_image(tmp_path, "t.png", shape)
+            refused += isinstance(found, NoPixels)
+            assert isinstance(found, NoPixels) or np.array_equal(found, want), (place, bit)
+    assert refused > 4 * len(whole)
 
 
 def test_no_decoder_tells_what_a_file_holds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

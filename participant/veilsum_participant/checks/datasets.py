@@ -43,6 +43,7 @@ def dataset(
     if schema is None:
         yield _there(label, source, offered)
         yield from _stated(label, offered, ())
+        yield from _risks(label, source)
         return
     report = check_dataset(source, schema, subject=offered.subject, header=offered.header, most_records=offered.most_records)
     yield from _stated(label, offered, schema.file_columns)
@@ -91,6 +92,7 @@ def dataset(
         advice = "A participant that starts with the site's own schema of it accepts no study of it. Correct what is stored."
         yield Check(label, CheckOutcome.FAILED, f"{told} {offered.most_unmatched:.2%}: it would be withheld", advice)
     yield from _lines(label, source)
+    yield from _risks(label, source)
     yield from _misses(label, name, offered)
     if offered.most_records > schema.max_records:
         share = f"{schema.max_records:,} of {offered.most_records:,}"
@@ -120,6 +122,17 @@ def _lines(label: str, source: Source) -> Iterator[Check]:
             yield Check(label, CheckOutcome.WARNING, told, "Correct the file: no query sees these.")
         else:
             yield Check(label, CheckOutcome.OK, told)
+
+
+def _risks(label: str, source: Source) -> Iterator[Check]:
+    """What one record can make a query on files fail by, and with it all others' part in a sum."""
+    if (query := asked_query(source)) is None or not query.files:
+        return
+    from veilsum_participant.data.duck import risks  # what asks no query of files does without
+
+    if found := risks(query):
+        told = f"its query fails, and every record of the site with it, on a cell that it cannot convert: {', '.join(found)}"
+        yield Check(label, CheckOutcome.WARNING, told, "Convert by TRY_CAST, also what is compared with a number.")
 
 
 def _misses(label: str, name: str, offered: DatasetConfig) -> Iterator[Check]:

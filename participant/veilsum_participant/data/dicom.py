@@ -6,6 +6,7 @@ Sections are those of DICOM PS3.3.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import IO, Any
@@ -125,7 +126,15 @@ def _scale(dataset: Any, frame: int) -> Any:
         line = [item.get("RescaleSlope"), item.get("RescaleIntercept")]
         if len(found) > 1 or line.count(None) != (2 if item.get("ModalityLUTSequence") else 0):
             raise NotAnImage(NoPixels.SCALE)
+        if None not in line:
+            _check_slope(*line)
     return found[0] if found else None
+
+
+def _check_slope(slope: Any, intercept: Any = 0) -> None:
+    """Refuse a line that gives all stored values one value, or values that are no numbers."""
+    if float(slope) == 0 or not math.isfinite(float(slope)) or not math.isfinite(float(intercept)):
+        raise NotAnImage(NoPixels.SCALE)
 
 
 def _mapped(dataset: Any, stored: NDArray[Any], frame: int, scale: Any) -> tuple[Floats, bool]:
@@ -137,8 +146,10 @@ def _mapped(dataset: Any, stored: NDArray[Any], frame: int, scale: Any) -> tuple
         kind = scale.get("RescaleType") or ""
         return _rescaled(stored, scale), kind in _MEASURED or dataset.get("Modality") in ("CT", "PT")
     if dose:  # C.8.8.3.4
+        _check_slope(dataset.DoseGridScaling)
         return stored.astype(np.float64) * float(dataset.DoseGridScaling), True
     if dataset.get("SegmentationType") == "FRACTIONAL":  # C.8.20.2.3
+        _check_slope(dataset.MaximumFractionalValue)
         return stored.astype(np.float64) / int(dataset.MaximumFractionalValue), True
     maps = [*(dataset.get("RealWorldValueMappingSequence") or ()), *_groups(dataset, frame, "RealWorldValueMappingSequence")]
     if len(maps) > 1:
@@ -164,6 +175,7 @@ def _real_world(stored: NDArray[Any], mapping: Any) -> Floats:
         table = np.atleast_1d(np.asarray(mapping.RealWorldValueLUTData, dtype=np.float64))
         found = table[np.where(known, stored - low, 0).astype(np.int64)]
     else:
+        _check_slope(mapping.RealWorldValueSlope, mapping.RealWorldValueIntercept)
         found = stored * float(mapping.RealWorldValueSlope) + float(mapping.RealWorldValueIntercept)
     return np.where(known, found, np.nan)
 

@@ -10,6 +10,7 @@ the query joins, sorts or groups. Nothing is written, fetched or loaded, and not
 from __future__ import annotations
 
 import atexit
+import json
 import re
 import threading
 from collections import Counter
@@ -23,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from veilsum_node.errors import DataError, VeilsumError, raising
+from veilsum_participant.data.conversions import risky_casts
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.exchange import common, given, holds
 from veilsum_participant.data.json_files import has_key_twice, json_texts
@@ -185,6 +187,17 @@ def _open(connection: Any, query: SourceQuery, *, empty: bool = False) -> list[_
             connection.execute("SET TimeZone = $1", [f"GMT{zone}" if zone[:1] in ("+", "-") else zone])
     connection.execute("SET enable_external_access = false")
     return shown
+
+
+def risks(query: SourceQuery) -> list[str]:
+    """The conversions of a query that can fail on a single cell, and the whole query with it (:mod:`.conversions`)."""
+    with _connection() as connection:
+        _open(connection, query, empty=True)
+        for name in query.files:  # what is only shown has no plan that could be told
+            connection.execute(f'CREATE TABLE memory.main."{name}" AS FROM temp.main."{name}"')
+            connection.unregister(name)
+        (told,) = connection.execute("SELECT json_serialize_plan($1)", [query.text]).fetchone()
+    return sorted({*risky_casts(json.loads(told))})
 
 
 @contextmanager

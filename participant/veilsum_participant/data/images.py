@@ -159,6 +159,11 @@ class _Unpacked(gzip.GzipFile):
         self._check(offset)
         return super().seek(offset, whence)
 
+    def finish(self) -> None:
+        """Unpack what is left, as far as the largest image goes: only at its end a stream says whether it is damaged."""
+        while self.tell() < INFLATED and super().read(_PART):
+            pass
+
     @staticmethod
     def _check(place: int) -> None:
         if place >= INFLATED:
@@ -217,7 +222,8 @@ def _open_nifti(kind: str, **files: IO[bytes]) -> Slices:
     """The first volume along the closest canonical axes: slices from below, rows from behind, columns from the left.
 
     Raises:
-        NotAnImage: its values are neither numbers nor colours, or it has more than four dimensions.
+        NotAnImage: its values are neither numbers nor colours, it has none or more than four dimensions, or its values lie in
+            its header.
         Exception: whatever nibabel raises of a damaged file.
     """
     import nibabel
@@ -234,7 +240,13 @@ def _open_nifti(kind: str, **files: IO[bytes]) -> Slices:
         raise NotAnImage(NoPixels.COLOURS)
     space = (*shape, 1, 1, 1)[:3]
     check_size(*space, 1 if names is None else len(names))
+    offset = image.dataobj.offset
+    if not shape or 0 in shape or (kind.endswith("Image") and offset < image.header_class.single_vox_offset):
+        raise NotAnImage(NoPixels.DAMAGED)  # nibabel takes the header's own bytes for values
     volume = np.asarray(image.dataobj[(slice(None),) * len(shape[:3]) + (0,) * len(shape[3:])]).reshape(space)
+    for file in files.values():
+        if isinstance(file, _Unpacked):
+            file.finish()
     volume = apply_orientation(volume, io_orientation(image.affine)).T  # type: ignore[no-untyped-call]
 
     def read(place: int) -> Floats:
@@ -252,6 +264,7 @@ def _check_rows(file: IO[bytes], size: tuple[int, int], head: bytes) -> None:
     """Insist that a PNG has all its rows, which begin with a byte for their filter: Pillow leaves black what is not there.
 
     Raises:
+        NotAnImage: a chunk's checksum is of other bytes.
         struct.error: its chunks end before.
     """
     depth, kind, *_, interlaced = head[24:29]
@@ -265,6 +278,8 @@ def _check_rows(file: IO[bytes], size: tuple[int, int], head: bytes) -> None:
         length, name = struct.unpack(">I4s", file.read(8))
         place += 12 + length
         data = file.read(length) if name == b"IDAT" else b""
+        if data and zlib.crc32(name + data) != int.from_bytes(file.read(4)):  # of these chunks Pillow does not look at it
+            raise NotAnImage(NoPixels.DAMAGED)
         while need > 0 and (found := stream.decompress(data, _PART)):
             need -= len(found)
             data = stream.unconsumed_tail

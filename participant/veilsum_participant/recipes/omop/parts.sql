@@ -60,21 +60,20 @@ measures(kind, concept, unit) AS (
     VALUES ('hba1c', 3004410, 8554), ('creatinine', 3016723, 8840), ('systolic', 3004249, 8876), ('bmi', 3038553, 9531)
 ),
 measured AS (
-    -- A value with an operator other than =, such as < 5, is none.
+    -- A value with an operator other than =, such as < 5, is none, and so is one beyond 1e9: on its sum or its square the query could fail.
     SELECT DISTINCT
         person_id,
         measurement_id,
         kind,
         measurement_date,
-        CASE WHEN NOT @odd of=value_as_number
-            THEN value_as_number
+        CASE
+            WHEN value_as_number BETWEEN -1e-9 AND 1e-9 THEN 0
+            WHEN value_as_number BETWEEN -1e9 AND 1e9 THEN CAST(value_as_number AS float8)
         END AS value
     FROM measurement
     JOIN measures ON concept = measurement_concept_id AND unit = unit_concept_id
     WHERE coalesce(operator_concept_id, 0) IN (0, 4172703)
 )
--- @odd
-lower(CAST(<of> AS varchar)) IN ('nan', 'inf', '-inf', 'infinity', '-infinity')
 -- @concepts
 concepts AS (
     -- Kinds of visits by concept: those named here, and what is below them in the vocabulary. 262 is an emergency that led to a stay.
@@ -156,7 +155,6 @@ SELECT
         SELECT count(*)
         FROM measurement
         WHERE measurement_concept_id = <concept>
-            AND (value_as_number IS NULL OR @odd of=value_as_number
-            )
+            AND (value_as_number IS NULL OR value_as_number NOT BETWEEN -1e9 AND 1e9)
     ),
     (SELECT count(*) FROM measurement WHERE measurement_concept_id = <concept>)
