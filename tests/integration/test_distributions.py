@@ -29,7 +29,7 @@ NEVER = {
 
 LAZILY = {
     "participant": {"sklearn"},
-    "analyst": {"sklearn", "IPython", "jax", "tenseal", "duckdb", "adbc_driver_manager", "adbc_driver_postgresql", "pydicom",
+    "analyst": {"sklearn", "IPython", "jax", "tenseal", "adbc_driver_manager", "adbc_driver_postgresql", "pydicom",
                 "nibabel", "PIL", "sentencepiece", "jinja2", "markupsafe"},
     "coordinator": {"opacus"},
 }  # fmt: skip

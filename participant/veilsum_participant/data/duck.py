@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,13 +36,9 @@ from veilsum_participant.data.reader import (
     QueryRows,
     RowRequest,
     failed,
-    missing_package,
 )
 from veilsum_participant.settings.forms import PLAIN, Dialect, is_document, is_json
 from veilsum_participant.settings.query import SourceQuery, is_csv
-
-with raising(missing_package("duckdb", "sql"), on=ImportError):
-    import duckdb
 
 _Source: Any = getattr(getattr(duckdb, "_sources", None), "ArrowScanSource", object)
 """What DuckDB tells which columns it needs, if it does: what it tells nothing gives all."""

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from veilsum_aggregation.arrays import Bools
-from veilsum_node.errors import DataError, Unavailable
+from veilsum_node.errors import DataError, Unavailable, raising
 from veilsum_participant.data import typed
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.images import check_images, pixel_columns
 from veilsum_participant.data.npz_files import NpzReader
 from veilsum_participant.data.objects import written_to
 from veilsum_participant.data.parquet_files import ParquetReader
-from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, check_held, yielded
+from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, check_held, missing_package, yielded
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
 from veilsum_participant.data.texts import load_tokenizer, token_columns
 from veilsum_participant.settings.forms import PLAIN
@@ -234,7 +234,8 @@ def changed(source: Source) -> DataError:
 def _query_reader(query: SourceQuery) -> Reader:
     """What asks the database that a query names."""
     if not query.url:
-        from veilsum_participant.data.duck import DuckReader
+        with raising(missing_package("duckdb", "sql"), on=ImportError):
+            from veilsum_participant.data.duck import DuckReader
 
         return DuckReader(query)
     if query.url.partition(":")[0] in ("postgresql", "postgres"):
