@@ -185,7 +185,8 @@ def solve(
     Which sets these are the scores must first show. Where there are many, of slopes close to each other, as with importance of
     heavy tails, steps stop short of it; then the sets are approached by :func:`_approach`, which knows none of them.
 
-    A site of no importance, or of less than 4e-16, has a score :data:`LARGEST_GAP` below all others. A subset of such sites
+    A site of no importance, or of so little that all such sites are within a tenth of the tolerance, has a score
+    :data:`LARGEST_GAP` below all others. A subset of such sites
     alone weighs them alike; it makes p unreachable.
 
     Args:
@@ -199,13 +200,13 @@ def solve(
         ValueError: the arguments are not as stated.
     """
     p, q = _distribution(importance, "importance"), _distribution(probabilities, "probabilities")
-    p = np.where(p > ROUNDING, p, 0.0)  # sums of p would not show it
     if len(q) != len(subsets):
         raise ValueError(f"{len(q)} probabilities of {len(subsets)} subsets")
     if subsets.indices.max() >= len(p):
         raise ValueError(f"a subset names site {subsets.indices.max()}, there are {len(p)}")
     if not 0.0 < tolerance < 2.0:
         raise ValueError("the tolerance must lie between 0 and 2")
+    p = np.where(p > max(ROUNDING, tolerance / (10.0 * len(p))), p, 0.0)  # less shows neither in sums nor in the residual
     dual = _Dual(p, subsets, q)
     alive = p > 0.0
     u = dual.start()
@@ -395,7 +396,8 @@ class _Dual:
                 corners.pop()
             corners.append(k)
         at = np.array(corners)
-        slopes = np.repeat(np.diff(y[at]) / np.diff(x[at]), np.diff(at))
+        own = np.add.reduceat(self.p[sweep.order], at[:-1])  # of small ones differences of sums have few digits
+        slopes = np.repeat(np.diff(y[at]) / own, np.diff(at))
         result = np.zeros(len(self.p))
         result[sweep.order] = slopes
         return result
