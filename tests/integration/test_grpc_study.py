@@ -29,7 +29,7 @@ from veilsum_participant.front.channel import GrpcChannel
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.open_studies import OpenStudy
 from veilsum_participant.session.channel import SiteChannel
-from veilsum_participant.session.workers import MOST_WORKERS, WAITING, Workers
+from veilsum_participant.session.workers import KEPT, MOST_WORKERS, WAITING, Workers
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.services import StudiesStub
 
@@ -208,24 +208,25 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
     assert len(seen) <= MOST_WORKERS
 
 
-def test_objects_that_come_along_do_not_wait_in_memory() -> None:
-    """As many as there are directives that may wait would take a gibibyte."""
+@pytest.mark.parametrize(("size", "at_each"), [(KEPT, WAITING), (KEPT + 1, 2)])
+def test_large_objects_that_come_along_do_not_wait_in_memory(size: int, at_each: int) -> None:
+    """As many as there are directives that may wait would take a gibibyte; small ones spare a call."""
     hold, seen = threading.Event(), list[bytes | None]()
 
     def answer(directive: Directive) -> None:
         seen.append(directive.object)
         hold.wait(PATIENCE)
 
-    workers = Workers(answer, lambda error: None)
+    workers, large = Workers(answer, lambda error: None), bytes(size)
     for number in range(WAITING):
         for study in range(MOST_WORKERS):
-            workers.put(Directive(study=bytes([study]) * 32, round=number, object=b"x"))
+            workers.put(Directive(study=bytes([study]) * 32, round=number, object=large))
             wait_for(lambda least=study: len(seen) > least, "the first answers")  # type: ignore[misc]
     hold.set()
     wait_for(lambda: workers.idle, "the answers")
     assert len(seen) == MOST_WORKERS * WAITING
-    assert seen[:MOST_WORKERS] == [b"x"] * MOST_WORKERS
-    assert seen.count(b"x") == 2 * MOST_WORKERS
+    assert seen[:MOST_WORKERS] == [large] * MOST_WORKERS
+    assert seen.count(large) == at_each * MOST_WORKERS
     workers.stop()
     assert workers.end_within(PATIENCE)
 

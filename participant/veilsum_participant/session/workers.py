@@ -21,6 +21,10 @@ MOST_WORKERS = 16
 WAITING = 64
 """Directives that may wait at one worker; a coordinator that sends more is not served."""
 
+KEPT = 1 << 14
+"""Bytes of an object that came along with a directive up to which it waits with that; of larger ones the first does alone, and
+the others are fetched again: all together would take a gibibyte."""
+
 _Item = Directive | None
 
 
@@ -80,8 +84,8 @@ class Workers:
             self._of[key] = worker
         if worker.inbox.qsize() >= WAITING:
             raise HostileInput("The coordinator sends directives faster than they can be answered.")
-        # Of those that wait the first alone keeps the object that came along, which takes memory and can be fetched.
-        worker.inbox.put(replace(directive, object=None) if worker.inbox.qsize() else directive)
+        later = worker.inbox.qsize() > 0 and len(directive.object or b"") > KEPT
+        worker.inbox.put(replace(directive, object=None) if later else directive)
 
     @property
     def idle(self) -> bool:
